@@ -1,0 +1,308 @@
+"""Every option once: its meaning, its default and its check.
+
+A YAML file and `--section.option=value` both arrive in `load`; what comes out is frozen, complete and saved with the run.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bothways.errors import ConfigError
+
+# What `model.preset` stands for; any of these can still be set beside it.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"encoder_layers": 2, "decoder_layers": 2, "width": 128, "heads": 4, "feed_forward": 512},
+    "small": {"encoder_layers": 4, "decoder_layers": 4, "width": 256, "heads": 4, "feed_forward": 1024},
+    "base": {"encoder_layers": 6, "decoder_layers": 6, "width": 512, "heads": 8, "feed_forward": 2048},
+    "big": {"encoder_layers": 6, "decoder_layers": 6, "width": 1024, "heads": 16, "feed_forward": 4096},
+}
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, strict about types, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """The shape of the model and how its directions meet."""
+
+    preset: Literal["tiny", "small", "base", "big"] | None = None
+    """Fills layers, width, heads and feed_forward; each can still be set beside it."""
+    direction: Literal["l2r", "r2l", "both"] | None = None
+    """Filled in by `system`; setting it to something else than the system's is an error."""
+    interaction: bool | None = None
+    """Whether each direction reads the other's words. Filled in by `system`; off equals two decoders that share weights."""
+    encoder_layers: int = Field(6, ge=1)
+    """Layers of the encoder."""
+    decoder_layers: int = Field(6, ge=1)
+    """Layers of the decoder."""
+    width: int = Field(512, ge=2)
+    """Width of embeddings and layers (E)."""
+    heads: int = Field(8, ge=1)
+    """Attention heads; they divide the width."""
+    feed_forward: int = Field(2048, ge=1)
+    """Inner width of the feed-forward sub-layers."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout on embeddings, attention weights' output and feed-forward layers."""
+    norm: Literal["post", "pre"] = "post"
+    """Layer normalization after each residual sum (Vaswani et al.) or before each sub-layer."""
+    share_embeddings: Literal["all", "target", "none"] = "all"
+    """`all`: source, target and output are one matrix (needs a joint vocabulary); `target`: target and output are."""
+    future_weight: float = 0.1
+    """λ of the paper: the weight of the future in `tanh` and `linear` fusion; the starting value if learned."""
+    future_weight_learned: bool = False
+    """Learn λ, one scalar per decoder layer."""
+    fusion: Literal["tanh", "linear", "gate"] = "tanh"
+    """How past and future combine, per head and before the output projection."""
+    future_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on what the future branch returns (0.3 is known to have been used)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelConfig":
+        if self.width % self.heads:
+            raise ValueError(f"width: must be a multiple of heads ({self.heads}), got {self.width}")
+        if self.width % 2:
+            raise ValueError(f"width: must be even (sinusoidal positions come in pairs), got {self.width}")
+        return self
+
+
+class SearchConfig(Section):
+    """The synchronous beam search, and what it hands out."""
+
+    direction: Literal["l2r", "r2l", "both"] | None = None
+    """Which directions decode; unset means all that the model has."""
+    beam: int = Field(4, ge=1)
+    """Hypotheses kept per sentence. Both directions share them, so with both it must be even."""
+    greedy: bool = False
+    """Keep only the best candidate of each direction; a direction stops at its first end mark. `beam` is not used."""
+    nbest: int = Field(1, ge=1)
+    """Complete hypotheses returned per sentence, at most `beam`."""
+    length_penalty: float = Field(0.6, ge=0)
+    """α of score = log p / ((5 + n) / 6)^α; 0 ranks by plain log-probability."""
+    max_length: int | None = Field(None, ge=1)
+    """Most tokens before the end mark, for every sentence; unset means `max_length_factor` x source + `max_length_offset`."""
+    max_length_factor: float = Field(1.0, ge=0)
+    """See `max_length`."""
+    max_length_offset: int = Field(50, ge=0)
+    """See `max_length`."""
+    pairing: Literal["rank", "best", "mix"] = "rank"
+    """Whose future a hypothesis reads: the same rank's, the best one's, or all of the other half, weighted by probability."""
+    early_stop: bool = True
+    """Stop a sentence once no live hypothesis can still enter its n-best; off runs to the maximum length."""
+    batch_sentences: int = Field(64, ge=1)
+    """Sentences decoded together. It changes speed and memory, never a result."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchConfig":
+        if not self.greedy and self.nbest > self.beam:
+            raise ValueError(f"nbest: must be at most beam ({self.beam}), got {self.nbest}")
+        if self.direction == "both" and not self.greedy and self.beam % 2:
+            raise ValueError(f"beam: must be even when both directions decode (each takes half), got {self.beam}")
+        return self
+
+
+class TrainConfig(Section):
+    """One stage of training."""
+
+    updates: int = Field(100_000, ge=1)
+    """Optimizer updates in all."""
+    batch_tokens: int = Field(25_000, ge=1)
+    """Padded tokens of the longer side per update, over all processes: what an update sees does not depend on how many share it."""
+    accumulation: int = Field(1, ge=1)
+    """Parts that a process splits its share of an update into."""
+    max_length: int = Field(256, ge=2)
+    """Training pairs with more tokens on a side than this are left out; how many is said."""
+    learning_rate: float = Field(7e-4, gt=0)
+    """Peak, reached at the end of warm-up; then it falls with the inverse square root of the update."""
+    warmup: int = Field(4_000, ge=1)
+    """Updates of linear warm-up."""
+    adam_betas: list[float] = Field([0.9, 0.998], min_length=2, max_length=2)
+    """Decay rates of Adam's two averages."""
+    adam_epsilon: float = Field(1e-9, gt=0)
+    """Adam's term against division by zero."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Probability mass spread over the vocabulary in the loss."""
+    clip: float = Field(1.0, ge=0)
+    """Largest norm of the gradient; 0 does not clip."""
+    pseudo_loss: float = Field(0.0, ge=0)
+    """Weight of the loss on decoded streams; above 0 mixes in sequence-level distillation."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the matrix products; weights and optimizer stay float32."""
+    compile: bool = False
+    """Compile the model with torch.compile; a handful of shapes, some minutes at the start."""
+    shard: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: copy the model to each, or shard it over them."""
+    start_from: str | None = None
+    """Another run whose weights this one starts with."""
+    seed: int = Field(1, ge=0)
+    """Seeds weights, order and dropout."""
+    validate_every: int = Field(1_000, ge=1)
+    """Updates between validations."""
+    validate_sentences: int = Field(2_000, ge=1)
+    """Sentences of the first validation set that are decoded for a text metric."""
+    metric: str = "loss"
+    """What chooses the best checkpoint and stops early: `loss`, or a metric of decoded text such as `bleu` or `exact_match`."""
+    patience: int = Field(0, ge=0)
+    """Stop after this many validations without a better `metric`; 0 never does."""
+    save_every: int = Field(1_000, ge=1)
+    """Updates between checkpoints."""
+    keep: int = Field(5, ge=1)
+    """Newest checkpoints kept; the best one is kept besides."""
+    log_every: int = Field(100, ge=1)
+    """Updates between log lines."""
+    max_skipped: int = Field(20, ge=1)
+    """Give up after this many skipped (non-finite) updates between two log lines."""
+
+
+class StrategyConfig(Section):
+    """How a bidirectional model with interaction is trained, as stages."""
+
+    name: Literal["fine-tuning"]
+    """`fine-tuning`: train without interaction, decode a share of the sources, go on with interaction on the triples."""
+    share: float = Field(0.1, gt=0, le=1)
+    """Share of the training sources that is decoded."""
+    updates: int = Field(1_000, ge=1)
+    """Updates of the last stage."""
+    learning_rate: float | None = Field(None, gt=0)
+    """Peak learning rate of the last stage; unset means `train.learning_rate`."""
+    warmup: int | None = Field(None, ge=1)
+    """Warm-up of the last stage; unset means `train.warmup`."""
+    batch_tokens: int | None = Field(None, ge=1)
+    """Batch of the last stage; unset means `train.batch_tokens`."""
+    greedy: bool = True
+    """Decode the training sources greedily (fast), or with `search`."""
+
+
+class Config(Section):
+    """One run."""
+
+    system: str
+    """What to train, by name; `bothways systems` lists them."""
+    data: str
+    """Folder written by `bothways prepare`."""
+    decoded: str | None = None
+    """Folder of decoded training sources: the futures that training with interaction needs. A strategy fills it in."""
+    model: ModelConfig = ModelConfig()
+    """The model."""
+    search: SearchConfig = SearchConfig()
+    """Decoding, and decoding during validation."""
+    train: TrainConfig = TrainConfig()
+    """Training."""
+    strategy: StrategyConfig | None = None
+    """Stages before and after; unset trains once."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as everyone expects."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load(path: str | Path | None, overrides: Sequence[str] = (), **extra: Any) -> Config:
+    """Read a YAML file, then `a.b=c` overrides (a leading -- is allowed); `extra` fills whole keys of the top level."""
+    raw: dict[str, Any] = {}
+    if path is not None:
+        raw = _read(Path(path))
+    for override in overrides:
+        name, value = split_override(override)
+        _assign(raw, name.split("."), value, override)
+    return parse({**raw, **extra}, where=str(path) if path is not None else "the command line")
+
+
+def parse(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
+    """Check a nested mapping and fill in presets and defaults."""
+    raw = dict(raw)
+    model = raw.get("model")
+    if isinstance(model, Mapping) and model.get("preset") in PRESETS:
+        raw["model"] = {**PRESETS[model["preset"]], **model}
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
+def split_override(override: str) -> tuple[str, Any]:
+    """`--search.beam=8` -> ("search.beam", 8)."""
+    name, equals, value = override.removeprefix("--").partition("=")
+    if not equals or not name:
+        raise ConfigError(f"override {override!r} must have the form --section.option=value, for instance --search.beam=4")
+    try:
+        return name, yaml.load(value, _Loader)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value of override {override!r} is not valid YAML; put it in quotes") from None
+
+
+def changed(config: Config, **sections: Any) -> Config:
+    """The same configuration with keys of its sections (or whole keys) replaced, checked anew."""
+    raw = config.model_dump()
+    for name, value in sections.items():
+        merge = isinstance(value, Mapping) and isinstance(raw[name], Mapping)
+        raw[name] = {**raw[name], **value} if merge else value
+    return parse(raw)
+
+
+def dump(config: Config) -> str:
+    """YAML of every option, resolved."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """One line for each thing that is wrong: the key, the value, what is accepted."""
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        value = item["input"]
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{key}: unknown key; accepted here: {', '.join(_accepted(item['loc']))}")
+        elif item["type"] == "missing":
+            lines.append(f"{key}: is required")
+        elif item["type"] == "value_error":
+            lines.append(f"{key}.{str(item['ctx']['error'])}" if key else str(item["ctx"]["error"]))
+        else:
+            message = item["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+            lines.append(f"{key}: {message}, got {value!r}")
+    return f"{where}: " + "; ".join(lines)
+
+
+def _accepted(location: Sequence[str | int]) -> list[str]:
+    """The keys of the section that an unknown key stands in."""
+    section: type[BaseModel] = Config
+    sections = {"model": ModelConfig, "search": SearchConfig, "train": TrainConfig, "strategy": StrategyConfig}
+    for part in location[:-1]:
+        section = sections.get(str(part), section)
+    return list(section.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: must hold keys such as `system:` and `data:`, but holds {type(raw).__name__}")
+    return raw
+
+
+def _assign(raw: dict[str, Any], names: Sequence[str], value: Any, override: str) -> None:
+    *sections, last = names
+    for name in sections:
+        if raw.get(name) is None:
+            raw[name] = {}
+        raw = raw[name]
+        if not isinstance(raw, dict):
+            raise ConfigError(f"override {override!r}: {name} is not a section")
+    raw[last] = value

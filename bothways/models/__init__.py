@@ -1,0 +1,1 @@
+"""batches -> log-probabilities"""

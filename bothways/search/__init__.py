@@ -1,0 +1,1 @@
+"""step function -> hypotheses; imports no model"""
