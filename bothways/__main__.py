@@ -1,0 +1,6 @@
+"""`python -m bothways` is the command `bothways`."""
+
+from bothways.cli import main
+
+if __name__ == "__main__":
+    main()
