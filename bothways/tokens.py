@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 PAD = 0  # fills a batch; never a key, never predicted
-END = 1  # ends a source and a target
-TAG_L2R = 2  # first input of an l2r stream; never predicted
-TAG_R2L = 3  # first input of an r2l stream; never predicted
+TAG_L2R = 1  # first input of an l2r stream; never predicted
+TAG_R2L = 2  # first input of an r2l stream; never predicted
+END = 3  # ends a source and a target
 UNKNOWN = 4  # a word outside a word vocabulary; subword vocabularies fall back to bytes and never use it
-SPECIAL_TOKENS = ("<pad>", "</s>", "<l2r>", "<r2l>", "<unk>")
-NEVER_PREDICTED = (PAD, TAG_L2R, TAG_R2L)
+SPECIAL_TOKENS = ("<pad>", "<l2r>", "<r2l>", "</s>", "<unk>")
+FIRST_PREDICTED = END  # tags and padding come before it, and are masked before every softmax
 
 
 class Direction(IntEnum):

@@ -1,0 +1,88 @@
+"""What a model is to the rest of the package. Search, training and scoring know nothing but this page.
+
+B sentences   R rows (R / B of them share a source)   D direction   K hypotheses of one direction   S source   T target   V vocabulary   E width
+
+A stream's position i consumes its tag (i = 0) or its token i - 1, and predicts its token i. Models never learn which
+direction a stream has except from its tag, and never see padding or an end mark as a key.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from bothways.tokens import FIRST_PREDICTED
+
+
+class State(Protocol):
+    """All that decoding remembers. It is consumed by `step`: go on from the state that step returns."""
+
+    def select(self, origins: Tensor) -> Self:
+        """Hypotheses that go on, in their new order: origins [B, D, K] name slots of the same sentence and direction."""
+        ...
+
+    def keep(self, sentences: Tensor) -> Self:
+        """Sentences that go on, by row [B']; those that are done leave the batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Every token that a search consumed, as N nodes per direction: the input of `replay`, the slow definition of `step`."""
+
+    tokens: Tensor  # [D, N] what each node consumed
+    positions: Tensor  # [D, N] the step at which it did, from 0 (the tag)
+    own: Tensor  # [D, N, N] true where the second node is the first one or one of its forebears
+    seen: Tensor  # [D, N, P, N] true where the second (of the other direction) belongs to the first's p-th partner
+    weights: Tensor  # [D, N, P] the partners' weights; all zero: no future
+
+
+class Seq2Seq(nn.Module):
+    """An encoder-decoder with one or two directions."""
+
+    @abstractmethod
+    def hidden(self, source: Tensor, inputs: Tensor) -> Tensor:
+        """Teacher forcing: sources [B, S] and input tokens [R, D, T] -> what the output layer reads, [R, D, T, E]."""
+
+    @property
+    @abstractmethod
+    def output_weight(self) -> Tensor:
+        """The output layer's matrix [V, E]."""
+
+    @abstractmethod
+    def start(self, source: Tensor, directions: int, hypotheses: int) -> State:
+        """Encode sources [B, S], and be ready for the tags of `directions` x `hypotheses` streams."""
+
+    @abstractmethod
+    def step(
+        self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Consume one token per hypothesis, [B, D, K]; returns the next token's log-probabilities [B, D, K, V].
+
+        `partners` [B, D, K, P] are slots of the other direction and `weights` [B, D, K, P] their shares (all zero: no
+        future). Without them no direction reads the other. PAD consumes nothing: it leaves no key.
+        """
+
+    @abstractmethod
+    def replay(self, source: Tensor, lattice: Lattice) -> Tensor:
+        """Next-token log-probabilities [D, N, V] of every node of one sentence [1, S], all at once and without a cache."""
+
+    @abstractmethod
+    def interaction_parameters(self) -> set[str]:
+        """Names of the parameters that a model without interaction does not have."""
+
+    def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
+        """Teacher forcing: log-probabilities [R, D, T, V] of every next token."""
+        return self.log_probs(self.hidden(source, inputs))
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """[..., E] -> [..., V], with tags and padding masked before the softmax; at least float32."""
+        logits = hidden @ self.output_weight.T
+        logits[..., :FIRST_PREDICTED] = -torch.inf
+        return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+    def parameter_count(self) -> int:
+        """Trained numbers, shared ones once."""
+        return sum(p.numel() for p in self.parameters())

@@ -1,0 +1,162 @@
+"""Attention, written once: for training, for stepwise decoding and for replaying a search.
+
+B rows   D direction (0 l2r, 1 r2l)   H heads   Q queries of one direction   N keys of one direction   E width   d = E / H
+
+Past attention reads a direction's own history, future attention reads its partner's. What tells training from
+decoding is only which keys there are and a `View` that says which query reads which of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bothways.nn.fusion import Fusion
+
+
+def partner(x: Tensor, dim: int = 1) -> Tensor:
+    """What each direction sees of the other: l2r and r2l swapped along `dim`."""
+    return x.flip(dim)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """softmax(q · Kᵀ / √d) · V for [..., Q, d] over [..., N, d]; `mask` is true where a query may read a key."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+@dataclass(frozen=True)
+class View:
+    """Which query reads which key of the decoder's self-attention; the same for every layer.
+
+    The rows of a direction's mask are first its own queries, which read their past, and then its partner's, for whom
+    the same keys are the future: keys and values are passed over once for both. P partners are mixed by weight.
+    """
+
+    mask: Tensor | None  # [B * D, 1, Q + Q * P, N]; None: plain causal attention, nobody reads a future
+    weights: Tensor | None = (
+        None  # [B, D, Q, P] how much of each partner's future a query takes; None: all of the only one
+    )
+    has_future: Tensor | None = None  # [B, D, Q] false where the future branch is skipped; None: nowhere
+
+
+class History:
+    """Keys and values of every token consumed so far, written in place: [B, D, H, capacity, K, d].
+
+    Nothing is moved when hypotheses are selected: which slots a hypothesis descends from is kept in a small table of
+    its own (`ancestors`), from which the mask is made.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int, int, int, int], like: Tensor) -> "History":
+        """Room for `shape` = (B, D, H, capacity, K, d)."""
+        return cls(like.new_zeros(shape), like.new_zeros(shape))
+
+    def write(self, step: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one token's [B, D, H, K, d]; returns all keys and values so far, [B, D, H, (step + 1) * K, d]."""
+        capacity = self.keys.size(3)
+        if step >= capacity:
+            self.keys, self.values = _grown(self.keys), _grown(self.values)
+        self.keys[:, :, :, step] = k
+        self.values[:, :, :, step] = v
+        return self.keys[:, :, :, : step + 1].flatten(3, 4), self.values[:, :, :, : step + 1].flatten(3, 4)
+
+    def keep(self, sentences: Tensor) -> "History":
+        """Only these rows of the batch."""
+        return History(self.keys[sentences], self.values[sentences])
+
+
+def _grown(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.zeros_like(x)], dim=3)
+
+
+class SelfAttention(nn.Module):
+    """The encoder's self-attention: every word of a sentence reads every other."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """[B, S, E] -> [B, S, E]; mask [B, 1, 1, S]."""
+        q, k, v = split_heads(self.qkv(x), 3, self.heads)
+        return self.output(join_heads(attend(q, k, v, mask)))
+
+
+class SynchronousAttention(nn.Module):
+    """The decoder's self-attention: each direction reads its own past and, with a fusion, its partner's words so far.
+
+    past_l2r   = softmax(q_l2r · K_l2r[<=i]ᵀ / √d) · V_l2r[<=i]
+    future_l2r = softmax(q_l2r · K_r2l[<=i]ᵀ / √d) · V_r2l[<=i]
+    out_l2r    = past_l2r + λ · tanh(future_l2r)                 and mirrored for r2l; then the output projection
+    """
+
+    def __init__(self, width: int, heads: int, fusion: Fusion | None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.fusion = fusion
+
+    def forward(self, x: Tensor, view: View, history: History | None = None, step: int = 0) -> Tensor:
+        """[B, D, Q, E] -> [B, D, Q, E]. With a history, Q are the K hypotheses' newest tokens, and N all before them."""
+        q, k, v = split_heads(self.qkv(x), 3, self.heads)  # [B, D, H, Q, d] each
+        if history is not None:
+            k, v = history.write(step, k, v)
+        if view.mask is None or self.fusion is None:
+            heads = self._past(q, k, v, view)
+        else:
+            heads = self._past_and_future(q, k, v, view, self.fusion)
+        return self.output(join_heads(heads))
+
+    def _past(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
+        flat = [part.flatten(0, 1) for part in (q, k, v)]
+        return attend(*flat, mask=view.mask, causal=view.mask is None).view(q.shape)
+
+    def _past_and_future(self, q: Tensor, k: Tensor, v: Tensor, view: View, fusion: Fusion) -> Tensor:
+        Q = q.size(3)
+        P = 1 if view.weights is None else view.weights.size(-1)
+        readers = partner(q) if P == 1 else partner(q).repeat_interleave(P, dim=3)  # the partner's queries
+        rows = torch.cat([q, readers], dim=3)  # [B, D, H, Q + Q * P, d]
+        found = attend(rows.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), view.mask).view(rows.shape)
+        past, future = found[..., :Q, :], partner(found[..., Q:, :])
+        if view.weights is not None:
+            future = (future.unflatten(3, (Q, P)) * view.weights[:, :, None, :, :, None].to(future.dtype)).sum(4)
+        fused = fusion(past, future)
+        return fused if view.has_future is None else torch.where(view.has_future[:, :, None, :, None], fused, past)
+
+
+class SourceAttention(nn.Module):
+    """Encoder-decoder attention. Keys and values of a source are held once, however many streams read them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def remember(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, H, S, d] of encoded sources [B, S, E]."""
+        k, v = split_heads(self.kv(encoded), 2, self.heads)
+        return k, v
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """[R, D, Q, E] over sources [B, H, S, d], where each source is read by R / B rows in turn."""
+        (q,) = split_heads(self.query(x).view(keys.size(0), -1, x.size(-1)), 1, self.heads)  # all rows of a source
+        return self.output(join_heads(attend(q, keys, values, mask)).view(x.shape))
+
+
+def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """[..., Q, parts * E] -> `parts` tensors [..., H, Q, d]."""
+    return tuple(part.unflatten(-1, (heads, -1)).transpose(-2, -3) for part in x.chunk(parts, dim=-1))
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """[..., H, Q, d] -> [..., Q, E]."""
+    return x.transpose(-2, -3).flatten(-2)
