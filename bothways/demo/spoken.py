@@ -422,9 +422,12 @@ SLOTS: dict[str, Callable[[Random], Expression]] = {
     "temperature": measure(["°C", "°F"], low=-20, high=99),
 }
 FILLERS = {
-    "name": "Ada Ben Clara David Emma Frank Grace Henry Iris Jack Maria Nora Oscar Paula Simon Tina".split(),
-    "place": "London Paris Berlin Rome Madrid Vienna Boston Dublin Oslo Lisbon Denver Prague".split(),
-    "thing": "lamp table chair bike camera clock guitar jacket printer mirror tent vase".split(),
+    slot: line.split()
+    for slot, line in {
+        "name": "Ada Ben Clara David Emma Frank Grace Henry Iris Jack Maria Nora Oscar Paula Simon Tina",
+        "place": "London Paris Berlin Rome Madrid Vienna Boston Dublin Oslo Lisbon Denver Prague",
+        "thing": "lamp table chair bike camera clock guitar jacket printer mirror tent vase",
+    }.items()
 }
 
 # Frames with one expression, by its kind: at the beginning, in the middle, at the end.
