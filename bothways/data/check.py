@@ -7,14 +7,14 @@ a hash for each line of the validation and test sets.
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
 
-from bothways.data.corpus import EvalFiles, FileName, different_counts, read_numbered
+from bothways.data.corpus import EvalFiles, FileName, Progress, different_counts, read_numbered
 from bothways.errors import DataError
 
 RATIO, RATIO_WORDS = 3, 10  # a pair is suspicious if one side has over 10 words, and over 3 times those of the other
@@ -99,7 +99,7 @@ def check(
     target: FileName,
     valid: Sequence[EvalFiles] = (),
     test: Sequence[EvalFiles] = (),
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Read everything to its end and report what is wrong, without stopping at the first fault."""
     report = Report(str(source), str(target))
@@ -122,7 +122,7 @@ def check(
             pairs.append(hash((left, right)))
             places.append(number)
         if progress and report.pairs % 10_000 == 0:
-            progress(report.pairs)
+            progress("check", report.pairs, 0)
     _report_duplicates(report, source, pairs, places)
     for one, (_, first, others) in zip(sets, [*valid, *test], strict=True):
         one.report_overlap(report, [source, target], [first, *others])

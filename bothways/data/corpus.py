@@ -482,6 +482,8 @@ def prepare(
             }
             _write_text(folder / "meta.json", json.dumps(meta, ensure_ascii=False, indent=1) + "\n")
             _replace(folder, output)
+    except DataError as error:  # the person knows the folder by the name it would have had
+        raise DataError(str(error).replace(str(folder), str(output))) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Prepared.open(output)

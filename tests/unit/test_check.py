@@ -132,9 +132,9 @@ def test_lines_of_sgml_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def test_progress(tmp_path: Path) -> None:
-    said: list[int] = []
-    check(*files(tmp_path, GOOD * 7_000), progress=said.append)
-    assert said == [10_000, 20_000]
+    said: list[tuple[str, int, int]] = []
+    check(*files(tmp_path, GOOD * 7_000), progress=lambda *one: said.append(one))
+    assert said == [("check", 10_000, 0), ("check", 20_000, 0)]
 
 
 @pytest.mark.parametrize(
