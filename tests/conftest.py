@@ -1,0 +1,18 @@
+"""Settings of all tests, and what they count."""
+
+import pytest
+import torch
+from toy import TIES
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # the models are tiny: a second thread only waits, and other processes want the core
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if TIES.compared:
+        near = ", ".join(f"{gap:.1e}" for gap in TIES.allowed)
+        terminalreporter.write_line(
+            f"search results compared: {TIES.compared}; differing by a near-tie: {len(TIES.allowed)}"
+            + (f" (deciding candidates apart by {near})" if near else "")
+        )
