@@ -33,7 +33,7 @@ class View:
     the same keys are the future: keys and values are passed over once for both. P partners are mixed by weight.
     """
 
-    mask: Tensor | None  # [B * D, 1, Q + Q * P, N]; None: plain causal attention, nobody reads a future
+    mask: Tensor | None  # [B * D, 1, Q + Q * P, N]; Q rows only: no future is read; None: nor any but causal past
     weights: Tensor | None = (
         None  # [B, D, Q, P] how much of each partner's future a query takes; None: all of the only one
     )
@@ -108,7 +108,7 @@ class SynchronousAttention(nn.Module):
         q, k, v = split_heads(self.qkv(x), 3, self.heads)  # [B, D, H, Q, d] each
         if history is not None:
             k, v = history.write(step, k, v)
-        if view.mask is None or self.fusion is None:
+        if self.fusion is None or view.mask is None or view.mask.size(-2) == x.size(-2):
             heads = self._past(q, k, v, view)
         else:
             heads = self._past_and_future(q, k, v, view, self.fusion)
