@@ -160,12 +160,13 @@ class Beam:
             torch.stack([x[i] for x in self.chosen], dim=1)[rows].cpu().numpy() for i in range(3)
         )  # each [rows, steps, D, K]
         done = [x[rows].cpu().numpy() for x in (self.done, self.done_step, self.done_slot, self.done_log_prob)]
-        scores, may_win, last = (x[rows].cpu().numpy() for x in (self.scores, self.may_win, self.last_step))
+        may_win, last = (x[rows].cpu().numpy() for x in (self.may_win, self.last_step))
+        reached = torch.minimum(self.last_step + 1, self.limits)[rows].tolist()  # tokens that a cut-off output has
         out = []
         for i, (row, sentence) in enumerate(zip(rows.tolist(), self.sentences[rows].tolist(), strict=True)):
             paths = _Paths(self.plan, tokens[i], origins[i], log_probs[i])
             complete = paths.complete(*(x[i] for x in done))
-            cut_off = paths.cut_off(scores[i], int(last[i]))
+            cut_off = paths.cut_off(reached[i])
             trace = self._trace(row, int(last[i]), paths, [end for _, end in complete]) if self.trace else None
             out.append((sentence, _found(self.plan, complete, cut_off, may_win[i], trace)))
         return out
@@ -262,13 +263,17 @@ class _Paths:
                 found.append((hypothesis, end))
         return sorted(found, key=lambda pair: order_key(*pair))
 
-    def cut_off(self, scores: np.ndarray, last: int) -> list[Hypothesis]:
-        """The best live hypothesis of each direction after the step `last`, if there is one; scores [D, K]."""
+    def cut_off(self, steps: int) -> list[Hypothesis]:
+        """The hypothesis of each direction that is best after so many tokens, if one is live then.
+
+        The token after the last one allowed is chosen as well, in case it is an end mark; it is not handed out.
+        """
         found = []
+        norm = float(length_norm(steps, self.plan.config.length_penalty))
         for d, direction in enumerate(self.plan.directions):
-            if scores[d, 0] > -np.inf:
-                norm = float(length_norm(last + 1, self.plan.config.length_penalty))
-                found.append(Hypothesis(*self.back(last + 1, d, 0), float(scores[d, 0]) / norm, direction, True))
+            if steps == 0 or self.tokens[steps - 1, d, 0] != PAD:
+                tokens, scores = self.back(steps, d, 0)
+                found.append(Hypothesis(tokens, scores, sum(scores) / norm, direction, True))
         return found
 
 

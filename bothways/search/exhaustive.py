@@ -29,6 +29,7 @@ def naive(distributions: Distributions, limit: int, directions: tuple[Direction,
     steps: list[TraceStep] = []
     complete: list[tuple[Hypothesis, End]] = []
     for t in range(limit + 1):
+        cut_off = _cut_off(paths, scores, t, directions, config)
         partners, weights = _partners(scores, config.pairing)
         live = [[score > -inf for score in half] for half in scores]
         steps.append(TraceStep(tokens, parents, chosen, live, partners, weights))
@@ -62,12 +63,8 @@ def naive(distributions: Distributions, limit: int, directions: tuple[Direction,
     live = [[score > -inf for score in half] for half in scores]
     nobody: list[list[list[int]]] = [[[]] * K for _ in directions]
     steps.append(TraceStep(tokens, parents, chosen, live, nobody, [[[]] * K for _ in directions]))
-    norm = float(length_norm(t + 1, config.length_penalty))
-    cut_off = [
-        Hypothesis(*paths[d][0], scores[d][0] / norm, direction, True)
-        for d, direction in enumerate(directions)
-        if scores[d][0] > -inf
-    ]
+    if t < limit:
+        cut_off = _cut_off(paths, scores, t + 1, directions, config)
     best: dict[Direction, Hypothesis] = {}
     for hypothesis in [*(found for found, _ in complete), *cut_off]:
         best.setdefault(hypothesis.direction, hypothesis)
@@ -135,6 +132,22 @@ def _partners(scores: list[list[float]], pairing: str) -> tuple[list[list[list[i
             partners.append([[k if by_rank and other[k] > -inf else 0] for k in range(len(half))])
             weights.append([[1.0 if some else 0.0] for _ in half])
     return partners, weights
+
+
+def _cut_off(
+    paths: list[list[tuple[list[int], list[float]]]],
+    scores: list[list[float]],
+    length: int,
+    directions: tuple[Direction, ...],
+    config: SearchConfig,
+) -> list[Hypothesis]:
+    """The best live hypothesis of each direction, if it has one, none being longer than the maximum length."""
+    norm = float(length_norm(length, config.length_penalty))
+    return [
+        Hypothesis(*paths[d][0], scores[d][0] / norm, direction, True)
+        for d, direction in enumerate(directions)
+        if scores[d][0] > -inf
+    ]
 
 
 def _nothing_can_enter(
