@@ -1,6 +1,7 @@
 """Every option once: its meaning, its default and its check.
 
-A YAML file and `--section.option=value` both arrive in `load`; what comes out is frozen, complete and saved with the run.
+A YAML file and `--section.option=value` both arrive in `load`; what comes out is frozen,
+complete, and saved with the run.
 """
 
 import re
@@ -25,7 +26,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 class Section(BaseModel):
     """What all sections share: frozen, strict about types, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )
 
 
 class ModelConfig(Section):
@@ -36,7 +39,7 @@ class ModelConfig(Section):
     direction: Literal["l2r", "r2l", "both"] | None = None
     """Filled in by `system`; setting it to something else than the system's is an error."""
     interaction: bool | None = None
-    """Whether each direction reads the other's words. Filled in by `system`; off equals two decoders that share weights."""
+    """Whether each direction reads the other's words. Filled in by `system`; off: two decoders sharing weights."""
     encoder_layers: int = Field(6, ge=1)
     """Layers of the encoder."""
     decoder_layers: int = Field(6, ge=1)
@@ -85,13 +88,13 @@ class SearchConfig(Section):
     length_penalty: float = Field(0.6, ge=0)
     """α of score = log p / ((5 + n) / 6)^α; 0 ranks by plain log-probability."""
     max_length: int | None = Field(None, ge=1)
-    """Most tokens before the end mark, for every sentence; unset means `max_length_factor` x source + `max_length_offset`."""
+    """Most tokens before the end mark; unset means `max_length_factor` x source + `max_length_offset`."""
     max_length_factor: float = Field(1.0, ge=0)
     """See `max_length`."""
     max_length_offset: int = Field(50, ge=0)
     """See `max_length`."""
     pairing: Literal["rank", "best", "mix"] = "rank"
-    """Whose future a hypothesis reads: the same rank's, the best one's, or all of the other half, weighted by probability."""
+    """Whose future a hypothesis reads: the same rank's, the best one's, or a weighted mix of that half."""
     early_stop: bool = True
     """Stop a sentence once no live hypothesis can still enter its n-best; off runs to the maximum length."""
     batch_sentences: int = Field(64, ge=1)
@@ -112,7 +115,7 @@ class TrainConfig(Section):
     updates: int = Field(100_000, ge=1)
     """Optimizer updates in all."""
     batch_tokens: int = Field(25_000, ge=1)
-    """Padded tokens of the longer side per update, over all processes: what an update sees does not depend on how many share it."""
+    """Padded tokens of the longer side per update, over all processes together."""
     accumulation: int = Field(1, ge=1)
     """Parts that a process splits its share of an update into."""
     max_length: int = Field(256, ge=2)
@@ -148,7 +151,7 @@ class TrainConfig(Section):
     validate_sentences: int = Field(2_000, ge=1)
     """Sentences of the first validation set that are decoded for a text metric."""
     metric: str = "loss"
-    """What chooses the best checkpoint and stops early: `loss`, or a metric of decoded text such as `bleu` or `exact_match`."""
+    """What chooses the best checkpoint and stops early: `loss`, or a metric of text such as `bleu` or `exact_match`."""
     patience: int = Field(0, ge=0)
     """Stop after this many validations without a better `metric`; 0 never does."""
     save_every: int = Field(1_000, ge=1)
@@ -165,7 +168,7 @@ class StrategyConfig(Section):
     """How a bidirectional model with interaction is trained, as stages."""
 
     name: Literal["fine-tuning"]
-    """`fine-tuning`: train without interaction, decode a share of the sources, go on with interaction on the triples."""
+    """`fine-tuning`: train without interaction, decode a share of the sources, go on with interaction."""
     share: float = Field(0.1, gt=0, le=1)
     """Share of the training sources that is decoded."""
     updates: int = Field(1_000, ge=1)
@@ -235,7 +238,9 @@ def split_override(override: str) -> tuple[str, Any]:
     """`--search.beam=8` -> ("search.beam", 8)."""
     name, equals, value = override.removeprefix("--").partition("=")
     if not equals or not name:
-        raise ConfigError(f"override {override!r} must have the form --section.option=value, for instance --search.beam=4")
+        raise ConfigError(
+            f"override {override!r} must have the form --section.option=value, for instance --search.beam=4"
+        )
     try:
         return name, yaml.load(value, _Loader)
     except yaml.YAMLError:
@@ -267,7 +272,7 @@ def explain(error: ValidationError, where: str) -> str:
         elif item["type"] == "missing":
             lines.append(f"{key}: is required")
         elif item["type"] == "value_error":
-            lines.append(f"{key}.{str(item['ctx']['error'])}" if key else str(item["ctx"]["error"]))
+            lines.append(f"{key}.{item['ctx']['error']!s}" if key else str(item["ctx"]["error"]))
         else:
             message = item["msg"].removeprefix("Input ").replace("should be", "must be", 1)
             lines.append(f"{key}: {message}, got {value!r}")
@@ -276,8 +281,13 @@ def explain(error: ValidationError, where: str) -> str:
 
 def _accepted(location: Sequence[str | int]) -> list[str]:
     """The keys of the section that an unknown key stands in."""
-    section: type[BaseModel] = Config
-    sections = {"model": ModelConfig, "search": SearchConfig, "train": TrainConfig, "strategy": StrategyConfig}
+    section: type[Section] = Config
+    sections: dict[str, type[Section]] = {
+        "model": ModelConfig,
+        "search": SearchConfig,
+        "train": TrainConfig,
+        "strategy": StrategyConfig,
+    }
     for part in location[:-1]:
         section = sections.get(str(part), section)
     return list(section.model_fields)

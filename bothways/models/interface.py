@@ -1,6 +1,7 @@
 """What a model is to the rest of the package. Search, training and scoring know nothing but this page.
 
-B sentences   R rows (R / B of them share a source)   D direction   K hypotheses of one direction   S source   T target   V vocabulary   E width
+B sentences   R rows (R / B of them share a source)   D direction   K hypotheses of one direction
+S source   T target   V vocabulary   E width
 
 A stream's position i consumes its tag (i = 0) or its token i - 1, and predicts its token i. Models never learn which
 direction a stream has except from its tag, and never see padding or an end mark as a key.
@@ -20,7 +21,7 @@ class State(Protocol):
     """All that decoding remembers. It is consumed by `step`: go on from the state that step returns."""
 
     def select(self, origins: Tensor) -> Self:
-        """Hypotheses that go on, in their new order: origins [B, D, K] name slots of the same sentence and direction."""
+        """Hypotheses that go on, in their new order: origins [B, D, K] name slots of their own half."""
         ...
 
     def keep(self, sentences: Tensor) -> Self:
@@ -30,7 +31,7 @@ class State(Protocol):
 
 @dataclass(frozen=True)
 class Lattice:
-    """Every token that a search consumed, as N nodes per direction: the input of `replay`, the slow definition of `step`."""
+    """Every token that a search consumed, as N nodes per direction: what `replay`, the slow `step`, reads."""
 
     tokens: Tensor  # [D, N] what each node consumed
     positions: Tensor  # [D, N] the step at which it did, from 0 (the tag)
@@ -67,7 +68,7 @@ class Seq2Seq(nn.Module):
 
     @abstractmethod
     def replay(self, source: Tensor, lattice: Lattice) -> Tensor:
-        """Next-token log-probabilities [D, N, V] of every node of one sentence [1, S], all at once and without a cache."""
+        """Next-token log-probabilities [D, N, V] of every node of one sentence [1, S], without a cache."""
 
     @abstractmethod
     def interaction_parameters(self) -> set[str]:

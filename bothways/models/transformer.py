@@ -35,8 +35,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class TransformerState:
-    """Memory and histories. A select moves only the table of ancestors: entry [b, d, k, t] is the slot that hypothesis k
-    descends from at step t, or -1 where that step consumed nothing."""
+    """Memory and histories. A select moves only the table of ancestors.
+
+    Its entry [b, d, k, t] is the slot that hypothesis k descends from at step t, or -1 where that step consumed nothing.
+    """
 
     memory: Memory
     histories: tuple[History, ...]  # per layer
@@ -64,7 +66,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.sub_layers[0](x, lambda y: self.attention(y, mask))
-        return self.sub_layers[1](x, self.feed_forward)  # type: ignore[no-any-return]
+        return self.sub_layers[1](x, self.feed_forward)
 
 
 class DecoderLayer(nn.Module):
@@ -82,7 +84,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         x = self.sub_layers[0](x, lambda y: self.attention(y, view, history, step))
         x = self.sub_layers[1](x, lambda y: self.source_attention(y, *memory))
-        return self.sub_layers[2](x, self.feed_forward)  # type: ignore[no-any-return]
+        return self.sub_layers[2](x, self.feed_forward)
 
 
 class Transformer(Seq2Seq):
@@ -185,7 +187,7 @@ class Transformer(Seq2Seq):
         x = self._embed(self.target_embedding, tokens, positions)
         for i, layer in enumerate(self.decoder):
             x = layer(x, view, (*memory.keys_values[i], memory.mask), histories[i] if histories else None, step)
-        return self.decoder_norm(x)  # type: ignore[no-any-return]
+        return self.decoder_norm(x)
 
     def _embed(self, embedding: Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
         x = embedding(tokens)

@@ -1,6 +1,6 @@
 """Attention, written once: for training, for stepwise decoding and for replaying a search.
 
-B rows   D direction (0 l2r, 1 r2l)   H heads   Q queries of one direction   N keys of one direction   E width   d = E / H
+B rows   D direction (0 l2r, 1 r2l)   H heads   Q queries of one direction   N keys of one   E width   d = E / H
 
 Past attention reads a direction's own history, future attention reads its partner's. What tells training from
 decoding is only which keys there are and a `View` that says which query reads which of them.
@@ -104,7 +104,7 @@ class SynchronousAttention(nn.Module):
         self.fusion = fusion
 
     def forward(self, x: Tensor, view: View, history: History | None = None, step: int = 0) -> Tensor:
-        """[B, D, Q, E] -> [B, D, Q, E]. With a history, Q are the K hypotheses' newest tokens, and N all before them."""
+        """[B, D, Q, E] -> [B, D, Q, E]. With a history, Q are the K hypotheses' newest tokens, N all so far."""
         q, k, v = split_heads(self.qkv(x), 3, self.heads)  # [B, D, H, Q, d] each
         if history is not None:
             k, v = history.write(step, k, v)
@@ -115,8 +115,8 @@ class SynchronousAttention(nn.Module):
         return self.output(join_heads(heads))
 
     def _past(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
-        flat = [part.flatten(0, 1) for part in (q, k, v)]
-        return attend(*flat, mask=view.mask, causal=view.mask is None).view(q.shape)
+        found = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), view.mask, causal=view.mask is None)
+        return found.view(q.shape)
 
     def _past_and_future(self, q: Tensor, k: Tensor, v: Tensor, view: View, fusion: Fusion) -> Tensor:
         Q = q.size(3)

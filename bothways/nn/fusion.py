@@ -1,10 +1,10 @@
 """How past and future combine, per head and before the output projection: [B, D, H, Q, d] twice -> once."""
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bothways.config import ModelConfig
 
 
 class Fusion(nn.Module):
@@ -52,7 +52,7 @@ class Linear(Weighted):
 
 
 class Gate(Fusion):
-    """r ⊙ past + z ⊙ future, where (r, z) = sigmoid(W · [past; future] + b), with a projection W of its own for each head."""
+    """r ⊙ past + z ⊙ future, where (r, z) = sigmoid(W · [past; future] + b), each head with its own W."""
 
     def __init__(self, heads: int, head_width: int, dropout: float) -> None:
         super().__init__(dropout)
@@ -65,18 +65,7 @@ class Gate(Fusion):
         return r * past + z * future
 
 
-class FusionSettings(Protocol):
-    """The options that a fusion reads."""
-
-    fusion: str
-    future_weight: float
-    future_weight_learned: bool
-    future_dropout: float
-    width: int
-    heads: int
-
-
-def fusion_of(config: FusionSettings) -> Fusion:
+def fusion_of(config: ModelConfig) -> Fusion:
     """The fusion that `model.fusion` names."""
     if config.fusion == "gate":
         return Gate(config.heads, config.width // config.heads, config.future_dropout)

@@ -11,7 +11,7 @@ from bothways.tokens import PAD
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Sinusoidal encodings of integer positions, [...] -> [..., E]; angles in float64, so that every length is exact."""
+    """Sinusoidal encodings of integer positions, [...] -> [..., E]; angles in float64, exact at every length."""
     rates = torch.exp(
         torch.arange(width // 2, device=positions.device, dtype=torch.float64) * (-2 * math.log(10000) / width)
     )

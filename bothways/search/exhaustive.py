@@ -73,7 +73,7 @@ def naive(distributions: Distributions, limit: int, directions: tuple[Direction,
 
 
 def enumerate_all(distribution: Callable[[Sequence[int]], Sequence[float]], limit: int) -> dict[tuple[int, ...], float]:
-    """Log-probability of every sequence of at most `limit` tokens and its end mark, given each prefix's distribution."""
+    """Log-probability of every sequence of at most `limit` tokens and its end mark, from each prefix' distribution."""
     found: dict[tuple[int, ...], float] = {}
     prefixes: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for _ in range(limit + 1):

@@ -1,0 +1,448 @@
+"""The command line: every command reads its arguments, calls one function of the package, and prints.
+
+Progress and messages go to stderr, results to stdout. What a person can mend is said in one line, with exit status 2.
+"""
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from bothways.config import split_override
+from bothways.errors import BothwaysError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from bothways.translator import Translation, Translator
+
+SEPARATOR = "\x1f"  # joins the words of an option that takes any number of them
+MANY_WORDS = ("--valid", "--test")
+OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and errors only.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU if there is one.")]
+
+
+def main() -> None:
+    """Run a command; turn what it raises into one line and an exit status."""
+    try:
+        app(args=_join_words(sys.argv[1:]), prog_name="bothways", standalone_mode=True)
+    except BothwaysError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command goes on where it stopped, if it is one that resumes", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+        raise SystemExit(1) from None
+    except OSError as error:
+        why = "no space left on device" if error.errno == errno.ENOSPC else (error.strerror or str(error))
+        _fail(f"{error.filename or 'output'}: {why}", 2)
+
+
+def _fail(message: str, status: int) -> None:
+    print(f"bothways: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(f"bothways {version('bothways')}")
+        except PackageNotFoundError:
+            print("bothways (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Sequence-to-sequence generation in both directions at once."""
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Option(help="Training sources, a line each (plain, .gz or SGML).")],
+    target: Annotated[str, typer.Option(help="Their targets, line by line.")],
+    output: Annotated[str, typer.Option(help="Folder to write.")],
+    valid: Annotated[list[str] | None, typer.Option(metavar="NAME SRC REF [REF...]", help="A validation set.")] = None,
+    test: Annotated[list[str] | None, typer.Option(metavar="NAME SRC REF [REF...]", help="A test set.")] = None,
+    vocab: Annotated[int, typer.Option(help="Size of the vocabulary (30,000 in the paper).")] = 8_000,
+    kind: Annotated[str, typer.Option(help="bpe, or words (the paper's summarization has 90,000).")] = "bpe",
+    separate: Annotated[bool, typer.Option("--separate", help="A vocabulary for each side, not a joint one.")] = False,
+    keep: Annotated[int | None, typer.Option(help="Cut to the N most frequent subwords; others are split.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Turn parallel text into a folder that training reads.
+
+    Example: bothways prepare --source train.en --target train.de --valid dev dev.en dev.de --output data/
+    """
+    from bothways.data.corpus import prepare as run
+
+    if kind not in ("bpe", "words"):
+        raise ConfigError(f"--kind must be bpe or words, got {kind!r}")
+    with _stages(quiet) as progress:
+        prepared = run(
+            source,
+            target,
+            _sets("--valid", valid),
+            _sets("--test", test),
+            output,
+            vocab=vocab,
+            kind="words" if kind == "words" else "bpe",
+            joint=not separate,
+            keep=keep,
+            progress=progress,
+        )
+    if not quiet:
+        print(
+            f"{output}: {len(prepared.train):,} training pairs, {prepared.target_vocabulary.size:,} tokens",
+            file=sys.stderr,
+        )
+
+
+@app.command()
+def check(
+    source: Annotated[str, typer.Option(help="Training sources.")],
+    target: Annotated[str, typer.Option(help="Their targets.")],
+    valid: Annotated[list[str] | None, typer.Option(metavar="NAME SRC REF [REF...]", help="A validation set.")] = None,
+    test: Annotated[list[str] | None, typer.Option(metavar="NAME SRC REF [REF...]", help="A test set.")] = None,
+) -> None:
+    """Say what is wrong with a corpus, the first offender of each kind with its line. Changes nothing.
+
+    Example: bothways check --source train.en --target train.de --test news news.en news.de
+    """
+    from bothways.data.check import check as run
+    from bothways.data.check import render
+
+    report = run(source, target, _sets("--valid", valid), _sets("--test", test))
+    print(render(report))
+    if report.errors:
+        raise typer.Exit(2)
+
+
+@app.command()
+def systems() -> None:
+    """List the systems that `system:` can name.
+
+    Example: bothways systems
+    """
+    from bothways.models.table import SYSTEMS
+
+    width = max(map(len, SYSTEMS))
+    for name, system in SYSTEMS.items():
+        print(f"{name:{width}}  {system.meaning}")
+
+
+@app.command(context_settings=OVERRIDES)
+def train(
+    context: typer.Context,
+    config: Annotated[str, typer.Argument(help="YAML file; docs/options.md lists all options.")],
+    output: Annotated[str, typer.Option(help="Folder of the run. If the run is there already, it goes on.")],
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a system; any option can be overridden as --section.option=value.
+
+    Examples: bothways train config.yaml --output run/ --train.updates=2000
+
+              torchrun --nproc-per-node 4 -m bothways train config.yaml --output run/
+    """
+    from bothways.experiment import train as run
+
+    run(config, output, _overrides(context.args), device=device, quiet=quiet)
+
+
+@app.command(context_settings=OVERRIDES)
+def decode(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a trained run.")],
+    source: Annotated[str | None, typer.Option("--input", help="Sources, a line each; default: stdin.")] = None,
+    output: Annotated[str | None, typer.Option(help="Where the results go; default: stdout.")] = None,
+    nbest: Annotated[int | None, typer.Option(help="Hypotheses per source (text: `i ||| text ||| score`).")] = None,
+    form: Annotated[str, typer.Option("--format", help="text or jsonl.")] = "text",
+    beam: Annotated[int | None, typer.Option(help="Hypotheses kept; both directions share them.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sentences decoded together; changes no result.")] = None,
+    direction: Annotated[str | None, typer.Option(help="l2r, r2l or both; default: all the run has.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="α; the default is the run's.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="best, last, average, or an update's number.")] = "best",
+    prefix: Annotated[str | None, typer.Option(help="File: how line i must begin (forces l2r).")] = None,
+    suffix: Annotated[str | None, typer.Option(help="File: how line i must end (forces r2l).")] = None,
+    score: Annotated[str | None, typer.Option(help="File of targets: print their forced scores instead.")] = None,
+    future: Annotated[
+        str, typer.Option(help="With --score: none, decoded, or a file of the other side's text.")
+    ] = "none",
+    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16 (faster, no longer exact).")] = "float32",
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Decode text with a trained run; order is kept and results are written as they come.
+
+    Examples: bothways decode run/ < in.en > out.de
+
+              bothways decode run/ --input in.en --nbest 4 --format jsonl --search.pairing=best
+    """
+    from bothways.translator import Translator
+
+    for value, name, accepted in (
+        (form, "--format", ("text", "jsonl")),
+        (precision, "--precision", ("float32", "bfloat16")),
+    ):
+        if value not in accepted:
+            raise ConfigError(f"{name} must be {' or '.join(accepted)}, got {value!r}")
+    given = {
+        "nbest": nbest,
+        "beam": beam,
+        "batch_sentences": batch,
+        "direction": direction,
+        "length_penalty": length_penalty,
+    }
+    options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
+    say = _say(quiet)
+    translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
+    with _reading(source) as lines, _writing(output) as out:
+        if score is not None:
+            _write_scores(translator, list(lines), score, future, form, out)
+            return
+        if prefix or suffix:
+            forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
+            results: Iterable[Translation] = translator.translate(list(lines), forced[0], forced[1], trace=trace)
+        else:
+            results = translator.stream(lines, allow_empty=allow_empty, trace=trace)
+        for i, result in enumerate(_counted(results, quiet)):
+            out.write(_formatted(i, result, form, translator.config.nbest))
+
+
+@app.command()
+def score(
+    hypotheses: Annotated[str, typer.Argument(help="File to score, a line each.")],
+    reference: Annotated[list[str], typer.Option(help="Reference file; may be given several times.")],
+    metric: Annotated[list[str] | None, typer.Option(help="bleu (default), chrf, ter, exact_match, ...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON with a score for each line.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer.")] = "13a",
+) -> None:
+    """Score a file of hypotheses, ours or another toolkit's.
+
+    Example: bothways score --reference ref.de --metric bleu --metric length_ratio out.de
+    """
+    from bothways.evaluate.scores import score as run
+    from bothways.evaluate.scores import table, to_json
+
+    texts = [list(_lines(path)) for path in (hypotheses, *reference)]
+    results = run(texts[0], texts[1:], metric or ["bleu"], lowercase, tokenize, (hypotheses, *reference))
+    print(json.dumps(to_json(results), ensure_ascii=False) if as_json else table(results))
+
+
+@app.command()
+def average(
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    last: Annotated[int, typer.Option(help="How many of its newest checkpoints.")] = 5,
+    quiet: Quiet = False,
+) -> None:
+    """Average the newest checkpoints' weights; decode with `--checkpoint average`.
+
+    Example: bothways average run/ --last 5
+    """
+    from bothways.run import Run
+    from bothways.train.checkpoint import Checkpoints
+
+    snapshot = Checkpoints(Run.open(run).folder, say=_say(quiet)).average(last)
+    _say(quiet)(f"{run}: averaged updates {', '.join(map(str, snapshot.progress['averaged']))}")
+
+
+@app.command()
+def demo(
+    system: Annotated[str, typer.Option(help="bift.")] = "bift",
+    output: Annotated[str, typer.Option(help="Folder for data, runs and results.")] = "demo",
+    quiet: Quiet = False,
+) -> None:
+    """Train and compare on a generated task: written English to its spoken form, in minutes on a laptop.
+
+    Example: bothways demo
+    """
+    from bothways.demo.job import run
+
+    run(system, Path(output), quiet)
+
+
+@app.command()
+def bench(
+    shape: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "16,64",
+    against: Annotated[str, typer.Option(help="Peers, with commas: transformers.")] = "",
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
+    output: Annotated[str | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+) -> None:
+    """Decoding speed with random weights: one direction and both, beside peers, on the same work.
+
+    Example: bothways bench --shape base --device cpu --batch 16,64 --against transformers
+    """
+    from bothways.bench import run, table
+
+    peers = [name for name in against.split(",") if name]
+    rows = run(shape, device, [int(size) for size in batch.split(",")], peers, precision, repeats, _say(False))
+    print(table(rows))
+    if output:
+        Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _join_words(arguments: Sequence[str]) -> list[str]:
+    """`--valid NAME SRC REF REF` takes all words up to the next option: join them into one."""
+    joined: list[str] = []
+    collecting = False
+    for word in arguments:
+        if word in MANY_WORDS:
+            joined.append(word)
+            collecting = True
+        elif collecting and not word.startswith("--"):
+            if joined[-1] in MANY_WORDS:
+                joined.append(word)
+            else:
+                joined[-1] += SEPARATOR + word
+        else:
+            joined.append(word)
+            collecting = False
+    return joined
+
+
+def _sets(option: str, given: Sequence[str] | None) -> list[tuple[str, str, list[str]]]:
+    sets = []
+    for words in given or ():
+        name, *files = words.split(SEPARATOR)
+        if len(files) < 2:
+            raise ConfigError(f"{option} must be NAME SRC REF [REF...], got {' '.join([name, *files])!r}")
+        sets.append((name, files[0], files[1:]))
+    return sets
+
+
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    for argument in arguments:
+        if not argument.startswith("--") or "=" not in argument:
+            raise ConfigError(f"unknown argument {argument!r}; an override has the form --section.option=value")
+    return list(arguments)
+
+
+def _search_options(arguments: Sequence[str]) -> dict[str, Any]:
+    options = {}
+    for override in _overrides(arguments):
+        name, value = split_override(override)
+        if not name.startswith("search."):
+            raise ConfigError(f"{override}: decoding takes --search.option=value only; the rest is the run's")
+        options[name.removeprefix("search.")] = value
+    return options
+
+
+# -- reading and writing -----------------------------------------------------------------------------------------------
+
+
+def _lines(path: str) -> Iterator[str]:
+    from bothways.data.corpus import read_lines
+
+    return read_lines(path)
+
+
+@contextmanager
+def _reading(path: str | None) -> Iterator[Iterator[str]]:
+    from bothways.data.corpus import read_stream
+
+    if path is not None:
+        yield _lines(path)
+    else:
+        if sys.stdin.isatty():
+            print("reading from the terminal; end with Ctrl-D", file=sys.stderr)
+        yield read_stream(sys.stdin.buffer, "stdin")
+
+
+@contextmanager
+def _writing(path: str | None) -> Iterator[TextIO]:
+    if path is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        sys.stdout.flush()
+    else:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+
+
+def _formatted(i: int, result: "Translation", form: str, nbest: int) -> str:
+    if form == "jsonl":
+        row: dict[str, Any] = {"source": result.source, "hypotheses": [asdict(h) for h in result.hypotheses]}
+        if result.trace is not None:
+            row["trace"] = asdict(result.trace)
+        return json.dumps(row, ensure_ascii=False) + "\n"
+    if nbest == 1:
+        return result.text + "\n"
+    return "".join(f"{i} ||| {h.text} ||| {h.score:.6f}\n" for h in result.hypotheses)
+
+
+def _write_scores(translator: "Translator", sources: list[str], file: str, future: str, form: str, out: TextIO) -> None:
+    targets = list(_lines(file))
+    if len(sources) != len(targets):
+        raise DataError(
+            f"there are {len(sources)} sources but {file} has {len(targets)} lines; line i belongs to line i"
+        )
+    other = future if future in ("none", "decoded") else list(_lines(future))
+    rows = [translator.score(sources, targets, d, other) for d in translator.directions]
+    for source, scored in zip(sources, zip(*rows, strict=True), strict=True):
+        if form == "jsonl":
+            row = {"source": source, "future": future, "hypotheses": [asdict(output) for output in scored]}
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        else:
+            out.write("\t".join(f"{output.score:.6f}" for output in scored) + "\n")
+
+
+def _counted(results: Iterable["Translation"], quiet: bool) -> Iterator["Translation"]:
+    """Say on stderr how far it is, about once a second."""
+    began = said = time.monotonic()
+    count = 0
+    for count, result in enumerate(results, 1):
+        yield result
+        now = time.monotonic()
+        if not quiet and now - said > 1:
+            print(f"decoded {count:,} sentences, {count / (now - began):.1f} per second", file=sys.stderr)
+            said = now
+    if not quiet:
+        seconds = time.monotonic() - began
+        print(
+            f"decoded {count:,} sentences in {seconds:.1f} s, {count / max(seconds, 1e-9):.1f} per second",
+            file=sys.stderr,
+        )
+
+
+def _say(quiet: bool) -> Any:
+    return (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr))
+
+
+@contextmanager
+def _stages(quiet: bool) -> Iterator[Any]:
+    """A bar for each stage of a long job: progress(stage, done, total)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=quiet or not sys.stderr.isatty()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total or None)
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield progress

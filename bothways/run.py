@@ -1,0 +1,136 @@
+"""A run on disk: its configuration, its vocabularies, its checkpoints. Everything that decoding needs is in the folder.
+
+run/config.yaml                 every option, resolved
+    source.vocabulary.json      copies, so that the run outlives the prepared data
+    target.vocabulary.json
+    data.json                   fingerprint of the prepared data
+    checkpoints/                see train/checkpoint.py
+    log.jsonl, tensorboard/     what training reported
+    stages.json, first/, ...    the stages before it, where a strategy trained it
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from bothways import config as configuration
+from bothways.config import Config
+from bothways.data.corpus import Prepared
+from bothways.errors import CheckpointError, ConfigError, VocabularyError
+from bothways.models.interface import Seq2Seq
+from bothways.models.table import build
+from bothways.text.vocabulary import Vocabulary
+from bothways.tokens import DIRECTIONS, Direction
+from bothways.train.checkpoint import Checkpoints, load_weights, write_json
+
+# What may change when a run goes on: how long, how often it speaks, how it decodes; not what an update computes.
+MAY_CHANGE = {
+    "train": {
+        "updates", "accumulation", "compile", "shard", "validate_every", "validate_sentences", "metric", "patience",
+        "save_every", "keep", "log_every", "max_skipped",
+    },
+    "search": set(configuration.SearchConfig.model_fields),
+}  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One trained, or half-trained, system."""
+
+    folder: Path
+    config: Config  # resolved
+    source_vocabulary: Vocabulary
+    target_vocabulary: Vocabulary
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """What the model can decode."""
+        return DIRECTIONS[self.config.model.direction or "both"]
+
+    @classmethod
+    def create(cls, folder: Path, config: Config, prepared: Prepared) -> Self:
+        """Begin a run, or go on with the one that is there if it is the same."""
+        if (folder / "config.yaml").exists():
+            run = cls.open(folder)
+            run.must_go_on_as(config, prepared)
+        else:
+            if folder.exists() and not folder.is_dir():
+                raise ConfigError(f"{folder}: is a file; --output must be a folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            for side in ("source", "target"):
+                shutil.copyfile(prepared.folder / f"{side}.vocabulary.json", folder / f"{side}.vocabulary.json")
+            write_json(folder / "data.json", {"fingerprint": prepared.fingerprint})
+        (folder / "config.yaml").write_text(configuration.dump(config), encoding="utf-8")
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Self:
+        """Read a run's configuration and vocabularies."""
+        folder = Path(folder)
+        if not (folder / "config.yaml").is_file():
+            raise CheckpointError(f"{folder}: is not a run (it has no config.yaml); `bothways train` makes one")
+        config = configuration.load(folder / "config.yaml")
+        vocabularies = (Vocabulary.load(folder / f"{side}.vocabulary.json") for side in ("source", "target"))
+        return cls(folder, config, *vocabularies)
+
+    def must_go_on_as(self, config: Config, prepared: Prepared) -> None:
+        """Refuse to mix two experiments in one folder."""
+        old, new = _flat(self.config), _flat(config)
+        differing = [key for key in new if new[key] != old.get(key) and not _may_change(key)]
+        if differing:
+            key = differing[0]
+            raise ConfigError(
+                f"{self.folder}: was started with {key} = {old.get(key)!r}, but is now asked for {new[key]!r}"
+                + (f" (and {len(differing) - 1} more options differ)" if len(differing) > 1 else "")
+                + "; give another --output, or the old value to resume"
+            )
+        known = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))["fingerprint"]
+        if known != prepared.fingerprint:
+            raise VocabularyError(
+                f"{self.folder}: was started with other prepared data (fingerprint {known}) than {prepared.folder} "
+                f"({prepared.fingerprint}); give another --output"
+            )
+
+    def fresh_model(self) -> Seq2Seq:
+        """The model with new weights, the same for the same seed."""
+        torch.manual_seed(self.config.train.seed)
+        return build(self.config, self.source_vocabulary.size, self.target_vocabulary.size)
+
+    def model(self, checkpoint: str = "best", say: Say = lambda _: None) -> Seq2Seq:
+        """The trained model in evaluation mode: `best`, `last`, `average` or an update's number."""
+        snapshot = Checkpoints(self.folder, say=say).resolve(checkpoint)
+        model = self.fresh_model()
+        load_weights(model, snapshot.weights, f"{self.folder}/checkpoints")
+        return model.eval()
+
+
+def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabulary], say: Say) -> None:
+    """Begin with another run's best weights; what only interaction needs may be missing there."""
+    other = Run.open(run)
+    if (other.source_vocabulary, other.target_vocabulary) != vocabularies:
+        raise VocabularyError(f"{run}: has another vocabulary than this run's data; prepare both with the same one")
+    weights = Checkpoints(run, say=say).resolve("best").weights
+    fresh = load_weights(model, weights, str(run), model.interaction_parameters())
+    say(f"starting from {run}" + (f"; new here: {', '.join(fresh)}" if fresh else ""))
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.model_dump().items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{inner}": x for inner, x in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _may_change(key: str) -> bool:
+    section, _, option = key.partition(".")
+    return key in ("data", "decoded") or option in MAY_CHANGE.get(section, ())

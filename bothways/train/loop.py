@@ -1,0 +1,400 @@
+"""Batches in, weights out: the training loop, for one process or many.
+
+An update is the same whoever computes it: its pairs come from the sampler, its loss is divided by the number of target
+tokens in the whole update, and its dropout is seeded by its number. So a run that is interrupted goes on exactly, and
+two processes compute what one would.
+"""
+
+import math
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+
+from bothways.config import TrainConfig
+from bothways.data.batch import Batch, Builder
+from bothways.data.sampler import Sampler, Update
+from bothways.errors import CheckpointError, ConfigError
+from bothways.models.interface import Seq2Seq
+from bothways.train.checkpoint import (
+    Checkpoints,
+    Snapshot,
+    load_optimizer_state,
+    load_weights,
+    optimizer_state,
+    weights_of,
+)
+from bothways.train.loss import Objective
+from bothways.train.progress import Report
+
+Validate = Callable[[Seq2Seq], dict[str, float]]  # a model without wrapping -> metrics, `loss` among them
+LOWER_IS_BETTER = ("loss", "ter")
+AHEAD = 8  # updates whose batches are built ahead of time
+T = TypeVar("T")
+
+
+@dataclass
+class Progress:
+    """Where a run stands; stored with every checkpoint."""
+
+    update: int = 0
+    best: float | None = None
+    best_update: int = 0
+    worse: int = 0  # validations since the best one
+    skipped: int = 0  # updates that were not finite
+    loss_tokens: float = 0.0  # target tokens that bore a loss so far
+    seconds: float = 0.0  # spent in updates, over all interruptions
+
+
+class Trainer:
+    """One stage of training, from its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        model: Seq2Seq,
+        builder: Builder,
+        config: TrainConfig,
+        folder: Path,
+        validate: Validate | None = None,
+        fresh_model: Callable[[], Seq2Seq] | None = None,
+        device: str | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self.config, self.builder, self.validate, self.fresh_model, self.quiet = (
+            config,
+            builder,
+            validate,
+            fresh_model,
+            quiet,
+        )
+        self.sampler = Sampler(builder.lengths, config.batch_tokens, config.max_length, config.seed)
+        plugin = None
+        if config.shard == "fsdp":
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+        self.accelerator = Accelerator(cpu=device == "cpu", fsdp_plugin=plugin)
+        self.device, self.world, self.rank = (
+            self.accelerator.device,
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
+        if config.compile and self.world > 1 and config.shard == "fsdp":
+            raise ConfigError("train.compile: is not supported with train.shard=fsdp, got true; accepted: false")
+        objective = Objective(model.to(self.device), config.label_smoothing, config.compile)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.adam_betas[0], config.adam_betas[1]),
+            eps=config.adam_epsilon,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.objective, wrapped = self.accelerator.prepare(objective, optimizer)
+        self.model, self.optimizer = model, getattr(wrapped, "optimizer", wrapped)
+        self.folder, self.checkpoints = folder, Checkpoints(folder, config.keep, self._say)
+        self.progress = Progress()
+        self.splits = 1  # parts that a batch is cut into since memory ran out
+        self.sums = torch.zeros(
+            3, dtype=torch.float64, device=self.device
+        )  # loss, likelihood, skipped since the last log
+        self.tokens_since, self.saved = 0.0, -1
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Progress:
+        """Train to the last update, from wherever the newest intact checkpoint stands."""
+        self._resume()
+        config, progress = self.config, self.progress
+        with Report(self.folder, config.updates, progress.update, self.quiet, self.rank == 0) as self.report:
+            if self.sampler.left_out:
+                self.report.say(
+                    f"{self.sampler.left_out} training pairs of more than {config.max_length} tokens are left out "
+                    "(train.max_length)"
+                )
+            if progress.update:
+                self.report.say(f"going on after update {progress.update}")
+            self.objective.train()
+            batches = Ahead(self._batches(progress.update), AHEAD)
+            started = self.logged_at = time.monotonic()
+            seconds = progress.seconds
+            with batches, Interrupt(heeded=self.world == 1) as interrupt:
+                while progress.update < config.updates and not self._is_out_of_patience() and not interrupt.came:
+                    update, parts, total = next(batches)
+                    self._learn(update, parts, total)
+                    progress.update = update.index + 1
+                    progress.seconds = seconds + time.monotonic() - started
+                    self.report.advance(progress.update)
+                    self._after_update()
+                if self.saved != progress.update:
+                    self._save()
+            if interrupt.came:
+                self.report.say(f"interrupted after update {progress.update}, which is saved")
+                raise KeyboardInterrupt
+        return progress
+
+    def _after_update(self) -> None:
+        config, update = self.config, self.progress.update
+        last = update == config.updates
+        if update % config.log_every == 0 or last:
+            self._log()
+        validates = self.validate is not None and (update % config.validate_every == 0 or last)
+        if validates:
+            self._validate()
+        if update % config.save_every == 0 or validates:
+            self._save()
+
+    def _is_out_of_patience(self) -> bool:
+        return 0 < self.config.patience <= self.progress.worse
+
+    # -- one update --------------------------------------------------------------------------------------------------
+
+    def _batches(self, start: int) -> Iterator[tuple[Update, list[Batch], float]]:
+        """Every update's parts of this process, and the loss tokens of the whole update."""
+        per_process = self.config.accumulation
+        for update in self.sampler.updates(start):
+            mine = update.parts(self.world * per_process)[self.rank * per_process : (self.rank + 1) * per_process]
+            parts = [self._batch(part, update.rows[:1]) for part in mine]
+            yield update, parts, self.builder.loss_tokens(update.rows)
+
+    def _batch(self, part: Update, stand_in: np.ndarray) -> Batch:
+        """A part's batch; an empty part still takes its turn, with a loss of zero."""
+        rows = part.rows if len(part.rows) else stand_in
+        batch = self.builder.build(rows, part.width, part.size, self.config.compile)
+        if not len(part.rows):
+            batch = replace(batch, weights=torch.zeros_like(batch.weights))
+        return batch.pin() if self.device.type == "cuda" else batch
+
+    def _learn(self, update: Update, parts: list[Batch], total: float) -> None:
+        seed = np.random.SeedSequence([self.config.seed, self.rank, update.index]).generate_state(1, np.uint64)
+        self.optimizer.zero_grad(set_to_none=True)
+        batches = [batch.to(self.device) for batch in parts]
+        while True:
+            torch.manual_seed(int(seed[0]) >> 1)
+            try:
+                loss, likelihood = self._gradients(batches, total)
+                break
+            except torch.OutOfMemoryError:
+                self.optimizer.zero_grad(set_to_none=True)
+                self._split_further(update)
+        self._step(loss, likelihood, update.index)
+        self.tokens_since += total
+        self.progress.loss_tokens += total
+
+    def _gradients(self, batches: list[Batch], total: float) -> tuple[Tensor, Tensor]:
+        """Forward and backward over all parts; processes exchange gradients at the last one."""
+        for _ in range(int(math.log2(self.splits))):
+            batches = [half for batch in batches for half in (batch.halves() if len(batch.source) > 1 else (batch,))]
+        losses = torch.zeros((), device=self.device)
+        likelihoods = torch.zeros((), device=self.device)
+        for i, batch in enumerate(batches):
+            is_last = i == len(batches) - 1
+            exchange: AbstractContextManager[None] = (
+                nullcontext() if is_last else self.accelerator.no_sync(self.objective)
+            )
+            with exchange:
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+                    loss, likelihood = self.objective(batch)
+                # Processes' gradients are averaged, so each counts its share `world` times.
+                (loss * (self.world / total)).backward()
+            losses, likelihoods = losses + loss.detach(), likelihoods + likelihood
+        return losses, likelihoods
+
+    def _split_further(self, update: Update) -> None:
+        if self.world > 1:
+            raise CheckpointError(
+                f"out of memory in update {update.index}; with several processes a batch is not split: "
+                f"set train.accumulation to {2 * self.config.accumulation}, or lower train.batch_tokens"
+            )
+        if self.splits >= len(update.rows):
+            raise CheckpointError(
+                f"out of memory in update {update.index} with one sentence at a time; lower train.max_length"
+            )
+        self.splits *= 2
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.report.say(
+            f"out of memory in update {update.index}: batches are split into {self.splits} parts from here on; "
+            "results stay the same but for dropout"
+        )
+
+    def _step(self, loss: Tensor, likelihood: Tensor, index: int) -> None:
+        """Clip and update the weights; where the gradient is not finite, all processes skip the update alike."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(list(self.model.parameters()), self.config.clip, norm)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        skip = (~torch.isfinite(norm)).float()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, index)
+        # Adam's fused kernel leaves weights and averages alone where this is 1; no host has to wait for it.
+        self.optimizer.found_inf = skip
+        self.optimizer.step()
+        seen = torch.stack([loss.double(), likelihood.double(), skip.double() / self.world])
+        self.sums += torch.where(skip.bool(), torch.stack([*(2 * [seen.new_zeros(())]), seen[2]]), seen)
+
+    # -- now and then ------------------------------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        loss, likelihood, skipped = self.accelerator.reduce(self.sums, "sum").tolist()
+        now = time.monotonic()
+        tokens = max(1.0, self.tokens_since)
+        self.progress.skipped += round(skipped)
+        values = {
+            "loss": loss / tokens,
+            "perplexity": math.exp(min(50.0, likelihood / tokens)),
+            "learning_rate": learning_rate(self.config, self.progress.update - 1),
+            "tokens_per_second": tokens / max(1e-9, now - self.logged_at),
+        }
+        if skipped:
+            values["skipped"] = skipped
+        self.report.log(self.progress.update, **values)
+        self.sums.zero_()
+        self.tokens_since, self.logged_at = 0.0, now
+        if skipped > self.config.max_skipped:
+            raise CheckpointError(
+                f"{round(skipped)} updates before update {self.progress.update} were not finite and were skipped, more "
+                f"than train.max_skipped ({self.config.max_skipped}); lower train.learning_rate or lengthen train.warmup"
+            )
+
+    def _validate(self) -> None:
+        assert self.validate is not None
+        progress, metric, began = self.progress, self.config.metric, time.monotonic()
+        found: list[dict[str, float] | None] = [None]
+        model = self._whole_model()
+        if self.rank == 0:
+            model.eval()
+            with torch.no_grad():
+                found[0] = self.validate(model)
+            model.train()
+        broadcast_object_list(found)
+        values = found[0] or {}
+        self.logged_at += time.monotonic() - began
+        self.report.log(progress.update, **{f"valid_{name}": value for name, value in values.items()})
+        if metric not in values:
+            raise ConfigError(f"train.metric: must be one of {', '.join(values)}, got {metric!r}")
+        sign = 1 if metric in LOWER_IS_BETTER else -1
+        if progress.best is None or sign * values[metric] < sign * progress.best:
+            progress.best, progress.best_update, progress.worse = values[metric], progress.update, 0
+        else:
+            progress.worse += 1
+
+    def _whole_model(self) -> Seq2Seq:
+        """The model as one process can run it: of a sharded one, a copy."""
+        if self.config.shard != "fsdp" or self.world == 1:
+            return self.model
+        assert self.fresh_model is not None, "a sharded model is validated in a copy"
+        weights = weights_of(self.model)
+        model = self.fresh_model()
+        load_weights(model, weights, "validation")
+        return model.to(self.device)
+
+    def _save(self) -> None:
+        snapshot = Snapshot(weights_of(self.model), optimizer_state(self.model, self.optimizer), asdict(self.progress))
+        self.saved = self.progress.update
+        if self.rank == 0:
+            self.checkpoints.save(snapshot)
+            self._mark_best()
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> None:
+        snapshot = self.checkpoints.newest()
+        if snapshot is None:
+            return
+        load_weights(self.model, snapshot.weights, str(self.checkpoints.folder))
+        if snapshot.optimizer:
+            load_optimizer_state(self.model, self.optimizer, snapshot.optimizer)
+        known = {field.name for field in fields(Progress)}
+        self.progress = Progress(**{name: value for name, value in snapshot.progress.items() if name in known})
+        self.saved = self.progress.update
+        if self.rank == 0:
+            self._mark_best()  # the run may have ended between saving and marking
+
+    def _mark_best(self) -> None:
+        progress = self.progress
+        if progress.best is not None and progress.best_update == progress.update:
+            self.checkpoints.mark_best(progress.update, self.config.metric, progress.best)
+
+    def _say(self, text: str) -> None:
+        if self.rank == 0:
+            Report(self.folder, 1, 0, self.quiet).say(text)
+
+
+def learning_rate(config: TrainConfig, index: int) -> float:
+    """Linear warm-up to the peak, then the inverse square root; index counts updates from 0."""
+    update = index + 1
+    return config.learning_rate * min(update / config.warmup, math.sqrt(config.warmup / update))
+
+
+class Ahead(Generic[T]):
+    """An iterator whose items are made by a thread, a few ahead of their use."""
+
+    def __init__(self, items: Iterator[T], depth: int) -> None:
+        self.queue: queue.Queue[T | BaseException] = queue.Queue(depth)
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self._fill, args=(items,), daemon=True)
+        self.thread.start()
+
+    def __next__(self) -> T:
+        item = self.queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.closed.set()
+        while not self.queue.empty():
+            self.queue.get_nowait()
+        self.thread.join(timeout=10)
+
+    def _fill(self, items: Iterator[T]) -> None:
+        try:
+            for item in items:
+                if not self._put(item):
+                    return
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: T | BaseException) -> bool:
+        while not self.closed.is_set():
+            try:
+                self.queue.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+
+class Interrupt:
+    """Ctrl-C once lets the update be finished and saved; twice stops at once."""
+
+    def __init__(self, heeded: bool) -> None:
+        self.heeded, self.came = heeded and threading.current_thread() is threading.main_thread(), False
+
+    def __enter__(self) -> Self:
+        if self.heeded:
+            self.before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.heeded:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
