@@ -6,6 +6,7 @@ run = train("config.yaml", output="run/")
 load("run/").translate(["A sentence."])[0].text
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def load(run: str, **options: Any) -> "Translator":
 def __getattr__(name: str) -> Any:
     """Import torch only when something that needs it is asked for."""
     if name == "train":
-        from bothways.experiment import train
-
-        return train
+        return import_module("bothways.train")  # a package that can be called
     if name == "Translator":
         from bothways.translator import Translator
 
