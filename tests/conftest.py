@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from corpus import make_prepared
 from toy import TIES
+
+from bothways.data.corpus import Prepared
 
 
 def pytest_configure() -> None:
@@ -16,3 +19,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"search results compared: {TIES.compared}; differing by a near-tie: {len(TIES.allowed)}"
             + (f" (deciding candidates apart by {near})" if near else "")
         )
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """A tiny corpus, prepared once (see corpus.py)."""
+    return make_prepared(tmp_path_factory.mktemp("corpus"))

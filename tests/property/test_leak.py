@@ -1,0 +1,262 @@
+"""The leak test: no stream that bears a loss can see the word it is to predict, through the batches that training reads.
+
+Position i of a stream predicts its gold token i (i = 0 .. n, where token n is the end mark) and reads inputs 0 .. i of
+both streams: the tags, and tokens 0 .. i - 1. Token i of l2r is token n - 1 - i of r2l. With gold text on both sides
+position i would therefore read its own token i as soon as n - 1 - i <= i - 1, that is 2i >= n.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from corpus import tiny
+from torch import Tensor
+
+from bothways import config as configuration
+from bothways.config import ModelConfig
+from bothways.data.batch import Batch, Decoded, PairBuilder, TripleBuilder
+from bothways.data.corpus import Pair, Prepared, Texts, TextsWriter
+from bothways.experiment import decode_training_sources
+from bothways.models.table import resolve
+from bothways.models.transformer import Transformer
+from bothways.run import Run
+from bothways.tokens import END, L2R, PAD, R2L, TAG_R2L, Direction, turn
+from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
+from bothways.train.loss import Objective
+
+V = 19
+LENGTHS = [5, 8, 1, 4, 2]
+FUSIONS = ["tanh", "linear", "gate"]
+CLOSE = 1e-6
+
+
+def texts(rows: list[list[int]]) -> Texts:
+    """Texts in memory."""
+    return Texts(
+        np.array([i for row in rows for i in row], dtype=np.int64), np.cumsum([0, *(len(row) for row in rows)])
+    )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sources and gold targets, and what a model has decoded from the sources (longer, shorter, empty, cut off)."""
+
+    source: list[list[int]]
+    gold: list[list[int]]
+    decoded: tuple[list[list[int]], list[list[int]]]
+    usable: np.ndarray
+
+    def triples(self, pseudo_loss: float = 0.0) -> TripleBuilder:
+        decoded = Decoded(np.arange(len(self.gold)), (texts(self.decoded[0]), texts(self.decoded[1])), self.usable)
+        return TripleBuilder(self.pair(), decoded, pseudo_loss, 100)
+
+    def pair(self) -> Pair:
+        return Pair(texts(self.source), texts(self.gold))
+
+    def with_gold(self, sentence: int, place: int) -> "Corpus":
+        """Another token at one place of one gold target, in reading order."""
+        gold = [list(row) for row in self.gold]
+        gold[sentence][place] = END + 1 + (gold[sentence][place] - END) % (V - END - 1)
+        assert gold[sentence][place] != self.gold[sentence][place]
+        return replace(self, gold=gold)
+
+
+def corpus(seed: int) -> Corpus:
+    draw = np.random.default_rng(seed)
+
+    def some(lengths: list[int]) -> list[list[int]]:
+        return [draw.integers(END + 1, V, n).tolist() for n in lengths]
+
+    usable = np.array([[True, True], [True, False], [True, True], [False, True], [False, False]])
+    return Corpus(some([4, 6, 1, 3, 2]), some(LENGTHS), (some([7, 8, 1, 0, 0]), some([3, 11, 4, 6, 0])), usable)
+
+
+def model_of(seed: int, **options: object) -> Transformer:
+    torch.manual_seed(seed)
+    defaults = {"encoder_layers": 1, "decoder_layers": 3, "width": 16, "heads": 2, "feed_forward": 32, "dropout": 0.0}
+    config = {**defaults, "direction": "both", "interaction": True, "future_weight": 1.0, **options}
+    model = Transformer(ModelConfig.model_validate(config), V, V)
+    with torch.no_grad():  # biases and the like away from zero, so that nothing hides behind them
+        for parameter in model.parameters():
+            if parameter.dim() <= 1 or parameter.shape[0] != V:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model.train()  # as in training; there is no dropout
+
+
+def distributions(model: Transformer, batch: Batch) -> Tensor:
+    """What every position predicts, [R, D, T, V]."""
+    with torch.no_grad():
+        return model(batch.source, batch.inputs).exp()
+
+
+def streams_with_loss(batch: Batch) -> list[tuple[int, Direction]]:
+    """Rows and directions that bear a loss, read off the batch itself."""
+    found = np.zeros(batch.inputs.shape[:2], dtype=bool)
+    places = np.unravel_index(batch.positions.numpy(), tuple(batch.inputs.shape))
+    found[places[0], places[1]] = True
+    return [(int(r), Direction(int(d))) for r, d in np.argwhere(found)]
+
+
+def changes(before: Tensor, after: Tensor) -> bool:
+    return not torch.allclose(before, after, rtol=0, atol=CLOSE)
+
+
+def built(builder: PairBuilder | TripleBuilder) -> Batch:
+    return builder.build(np.arange(len(LENGTHS)), 16, len(LENGTHS), False)
+
+
+@pytest.mark.parametrize("pseudo_loss", [0.0, 1.0])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_prediction_does_not_depend_on_the_word_predicted(fusion: str, norm: str, pseudo_loss: float) -> None:
+    model, texts = model_of(1, fusion=fusion, norm=norm), corpus(1)
+    batch = built(texts.triples(pseudo_loss))
+    before = distributions(model, batch)
+    checked, read = 0, 0
+    for sentence, n in enumerate(LENGTHS):
+        for direction in (L2R, R2L):
+            row = 2 * sentence + int(direction)  # the triple whose stream of this direction is gold
+            for i in range(n):
+                place = i if direction is L2R else n - 1 - i
+                changed = built(texts.with_gold(sentence, place).triples(pseudo_loss))
+                assert changed.inputs[row, 1 - direction].equal(batch.inputs[row, 1 - direction])  # decoded: held
+                after = distributions(model, changed)
+                assert not changes(before[row, direction, : i + 1], after[row, direction, : i + 1])
+                # The test can fail: from the next position on the word is read.
+                read += changes(before[row, direction, i + 1 : n + 1], after[row, direction, i + 1 : n + 1])
+                checked += 1
+    assert checked == 2 * sum(LENGTHS) and read == checked
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_gold_in_both_streams_leaks_exactly_from_the_middle_on(fusion: str) -> None:
+    """The batch of pairs in both directions, which no builder hands to a model with interaction."""
+    texts = corpus(2)
+    batch = built(PairBuilder(texts.pair(), (L2R, R2L)))
+    leaking, apart = model_of(2, fusion=fusion), model_of(2, fusion=fusion, interaction=False)
+    for model, expected in ((leaking, lambda i, n: 2 * i >= n), (apart, lambda i, n: False)):
+        before = distributions(model, batch)
+        for sentence, n in enumerate(LENGTHS):
+            for direction in (L2R, R2L):
+                for i in range(n):
+                    place = i if direction is L2R else n - 1 - i
+                    after = distributions(
+                        model, built(PairBuilder(texts.with_gold(sentence, place).pair(), (L2R, R2L)))
+                    )
+                    leaks = changes(before[sentence, direction, i], after[sentence, direction, i])
+                    assert leaks == expected(i, n), f"sentence {sentence}, n {n}, {direction.label}, index {i}"
+
+
+def test_a_decoded_side_that_is_longer_is_read_no_further_than_the_gold_side_goes() -> None:
+    """What a longer decoded text holds beyond the gold text is read by nobody; a shorter one leaves tag and tokens."""
+    model, texts = model_of(3), corpus(3)
+    for length in (0, 2, 5, 12):
+        rows = ([*texts.decoded[0]], [*texts.decoded[1]])
+        rows[1][0] = list(range(5, 5 + length))
+        some = replace(texts, decoded=rows)
+        batch = built(some.triples())
+        read = [TAG_R2L, *rows[1][0][::-1]][: batch.inputs.size(-1)]
+        assert batch.inputs[0, R2L, : len(read)].tolist() == read
+        assert (batch.inputs[0, R2L, len(read) :] == PAD).all()
+        alone = some.triples().build(np.array([0]), 16, 1, False)
+        seen = distributions(model, alone)[0, L2R]
+        torch.testing.assert_close(distributions(model, batch)[0, L2R, : seen.size(0)], seen, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("pseudo_loss", [0.0, 0.25, 1.0])
+def test_streams_and_weights_of_the_triples(pseudo_loss: float) -> None:
+    texts = corpus(4)
+    batch = built(texts.triples(pseudo_loss))
+    T = batch.inputs.size(-1)
+    assert batch.inputs.shape == (2 * len(LENGTHS), 2, T)
+    expected = {}
+    for sentence in range(len(LENGTHS)):
+        for gold_direction in (L2R, R2L):
+            for d in (L2R, R2L):
+                row, is_gold = 2 * sentence + int(gold_direction), d is gold_direction
+                tokens = turn(texts.gold[sentence] if is_gold else texts.decoded[d][sentence], d)
+                inputs = [d.tag, *tokens]
+                assert batch.inputs[row, d].tolist() == (inputs + [PAD] * T)[:T]
+                weight = 1.0 if is_gold else pseudo_loss * bool(texts.usable[sentence, d])
+                if weight:
+                    places = [(row, int(d), i) for i in range(len(tokens) + 1)]
+                    expected |= {p: (t, weight) for p, t in zip(places, [*tokens, END], strict=True)}
+    places = np.unravel_index(batch.positions.numpy(), tuple(batch.inputs.shape))
+    found = dict(
+        zip(
+            zip(*(axis.tolist() for axis in places), strict=True),
+            zip(batch.labels.tolist(), batch.weights.tolist(), strict=True),
+            strict=True,
+        )
+    )
+    assert found == expected
+    assert batch.loss_tokens == texts.triples(pseudo_loss).loss_tokens(np.arange(len(LENGTHS)))
+
+
+def test_only_the_gold_stream_of_a_triple_bears_a_loss() -> None:
+    assert streams_with_loss(built(corpus(5).triples())) == [(row, Direction(row % 2)) for row in range(10)]
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_the_loss_itself_has_no_gradient_across_the_streams_from_a_word_to_its_prediction(fusion: str) -> None:
+    """The same by gradients, through Objective and all layers: the loss of position i reaches inputs 0 .. i only."""
+    model, texts = model_of(6, fusion=fusion), corpus(6)
+    batch = built(texts.triples())
+    objective = Objective(model, smoothing=0.1)
+    captured: list[Tensor] = []
+
+    def hold(module: torch.nn.Module, arguments: object, output: Tensor) -> None:
+        output.retain_grad()
+        captured.append(output)
+
+    handle = model.target_embedding.register_forward_hook(hold)
+    R, D, T = batch.inputs.shape
+    for row, direction in [(0, L2R), (3, R2L), (6, L2R)]:
+        for i in range(LENGTHS[row // 2] + 1):
+            captured.clear()
+            chosen = batch.positions == (row * D + int(direction)) * T + i
+            assert chosen.sum() == 1
+            loss, _ = objective(replace(batch, weights=batch.weights * chosen))
+            loss.backward()
+            embedded = [x for x in captured if x.shape[:3] == (R, D, T)][-1]
+            assert embedded.grad is not None
+            reached = embedded.grad.abs().sum(-1) > 0
+            assert reached[row, direction, : i + 1].all() and not reached[row, :, i + 1 :].any()
+            others = torch.arange(R) != row
+            assert not reached[others].any()
+            partner = batch.inputs[row, 1 - direction, : i + 1] != PAD
+            assert reached[row, 1 - direction, : i + 1].equal(partner)
+    handle.remove()
+
+
+def test_futures_are_made_from_the_source_alone(prepared: Prepared, tmp_path: Path) -> None:
+    """The decoding stage gives identical tokens whatever the gold text is, for the same sources."""
+    first = resolve(
+        configuration.parse(
+            tiny(
+                prepared.folder,
+                "bift",
+                model={"interaction": False},
+                strategy={"name": "fine-tuning", "share": 0.3},
+            )
+        )
+    )
+    run = Run.create(tmp_path / "first", first.model_copy(update={"strategy": None}), prepared)
+    weights = weights_of(run.fresh_model())
+    Checkpoints(run.folder).save(Snapshot(weights, {}, {"update": 1}))
+    other = tmp_path / "other"
+    draw = np.random.default_rng(0)
+    size = prepared.target_vocabulary.size  # as long as before, so that the same rows fit
+    gold = [draw.integers(END + 2, size, int(n)).tolist() for n in prepared.train.target.lengths]
+    with TextsWriter(other, "target", size) as writer:
+        writer.append(gold)
+    pair = Pair(prepared.train.source, Texts.open(other, "target"))
+    for name, some in (("a", prepared), ("b", replace(prepared, train=pair))):
+        decode_training_sources(first, run.folder, tmp_path / name, some, "cpu", lambda text: None)
+    a, b = (Decoded.open(tmp_path / name) for name in ("a", "b"))
+    assert a.rows.tolist() == b.rows.tolist() and a.usable.tolist() == b.usable.tolist() and len(a.rows) > 20
+    for d in (L2R, R2L):
+        assert len(a.texts[d].ids) and a.texts[d].ids.tolist() == b.texts[d].ids.tolist()
+        assert a.texts[d].offsets.tolist() == b.texts[d].offsets.tolist()
