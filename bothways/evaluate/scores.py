@@ -2,13 +2,16 @@
 
 Statistics per segment come first, the score from their sum: resampling or a bucket only adds up other rows.
 
-    metric         best   statistics of a segment
-    bleu           100    sacreBLEU's: lengths, matched and all n-grams
-    chrf           100    sacreBLEU's: n-grams of both sides, matched ones
-    ter            0      sacreBLEU's: edits, mean reference length
-    exact_match    100    whether a reference equals the hypothesis; 1
-    length_ratio   1      words of the hypothesis; words of the reference closest in length
-    first4, last4  100    matching positions among the first (last) four; reference words there
+    metric            best   statistics of a segment
+    bleu              100    sacreBLEU's: lengths, matched and all n-grams
+    chrf              100    sacreBLEU's: n-grams of both sides, matched ones
+    ter               0      sacreBLEU's: edits, mean reference length
+    rouge1, 2, L      100    F1 of the segment; 1, so that the corpus score is the mean
+      ...-recall      100    recall of the segment; 1
+      ...-duc         100    recall of the segment within 75 bytes; 1
+    exact_match       100    whether a reference equals the hypothesis; 1
+    length_ratio      1      words of the hypothesis; words of the reference closest in length
+    first4, last4     100    matching positions among the first (last) four; reference words there
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +28,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from bothways.errors import DataError
-from bothways.evaluate.analysis import End, closest_length, matches_at
+from bothways.evaluate.positions import End, closest_length, matches_at
+from bothways.evaluate.rouge import DUC_BYTES, Rouge
 
 Statistics = NDArray[np.float64]
 
@@ -56,6 +60,8 @@ class Reading:
 
     lowercase: bool = False
     tokenize: str = "13a"
+    stem: bool | None = None
+    """For ROUGE; None leaves it to the metric: the protocol of DUC stems, the others do not."""
 
     def text(self, line: str) -> str:
         """The line without white space around it."""
@@ -94,7 +100,7 @@ class SacreBleu:
 class Quotient:
     """A metric of ours: one count over another; 0 where there is nothing to divide by."""
 
-    counts: Callable[[str, Sequence[str]], tuple[int, int]]
+    counts: Callable[[str, Sequence[str]], tuple[float, int]]
     """A hypothesis and its references -> numerator and denominator."""
     scale: float
     settings: str
@@ -119,6 +125,18 @@ class Quotient:
         return f"nrefs:{references}|{self.settings}|version:bothways-{_version()}"
 
 
+@dataclass(frozen=True)
+class RougeMean(Quotient):
+    """The mean of the segments' ROUGE."""
+
+    rouge: Rouge
+
+    def segments(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Statistics:
+        """See Metric."""
+        self.rouge.require_words(references)
+        return super().segments(hypotheses, references)
+
+
 def bleu(reading: Reading) -> Metric:
     """BLEU; a segment's own score uses the effective order, since most segments have no matching 4-gram."""
     # force: sacreBLEU would print a warning when text looks tokenized; decoded word vocabularies rightly do.
@@ -136,6 +154,24 @@ def ter(reading: Reading) -> Metric:
     """TER with its own tokenizer. Case counts unless `lowercase` is set; sacreBLEU's command has it the other way."""
     metric = TER(case_sensitive=not reading.lowercase)
     return SacreBleu(metric, metric)
+
+
+def rouge(unit: str, measure: str, reading: Reading) -> Metric:
+    """ROUGE; it lower-cases and has words of its own, so case and tokenizer of the reading play no part."""
+    stem = reading.stem if reading.stem is not None else measure == "duc"
+    kind = Rouge(unit, stem)
+    value, settings = {
+        "f1": (kind.f1, "measure:f1|refs:best"),
+        "recall": (kind.recall, "measure:recall|refs:best"),
+        "duc": (kind.pooled_recall, f"measure:recall|refs:pooled|bytes:{DUC_BYTES}"),
+    }[measure]
+    package = f"rouge-score-{installed_version('rouge-score')}"
+    settings = f"case:lc|tok:rouge|stem:{'porter' if stem else 'no'}|{settings}|by:{package}"
+
+    def counts(hypothesis: str, references: Sequence[str]) -> tuple[float, int]:
+        return value(hypothesis, references), 1
+
+    return RougeMean(counts, 100, settings, kind)
 
 
 def exact_match(reading: Reading) -> Metric:
@@ -166,16 +202,29 @@ def matching_accuracy(end: End, reading: Reading) -> Metric:
     return Quotient(counts, 100, f"{_case(reading)}|tok:{reading.tokenize}")
 
 
+ROUGE = ("rouge1", "rouge2", "rougeL")
 METRICS: Mapping[str, Callable[[Reading], Metric]] = {
     "bleu": bleu,
     "chrf": chrf,
     "ter": ter,
+    **{unit: partial(rouge, unit, "f1") for unit in ROUGE},
+    **{f"{unit}-recall": partial(rouge, unit, "recall") for unit in ROUGE},
+    **{f"{unit}-duc": partial(rouge, unit, "duc") for unit in ROUGE},
     "exact_match": exact_match,
     "length_ratio": length_ratio,
     "first4": partial(matching_accuracy, "first"),
     "last4": partial(matching_accuracy, "last"),
 }
 LABELS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}  # how a table writes them; the others print their name
+
+
+def gain(name: str, score: float, base: float) -> float:
+    """How much better a score is than another: above 0 if it is, whichever way the metric counts."""
+    if name == "ter":
+        return base - score
+    if name == "length_ratio":
+        return abs(base - 1) - abs(score - 1)
+    return score - base
 
 
 @dataclass(frozen=True)
@@ -197,22 +246,66 @@ def score(
     lowercase: bool = False,
     tokenize: str = "13a",
     names: Sequence[str] = (),
+    stem: bool | None = None,
 ) -> list[Result]:
     """A result for each metric; references[r][i] is the r-th reference of hypotheses[i].
 
-    `names` are those of the hypotheses' file and of each reference's, for messages.
+    `names` are those of the hypotheses' file and of each reference's, for messages. `stem` is ROUGE's (see Reading).
     """
-    chosen = {name: make_metric(name, lowercase, tokenize) for name in metrics}
-    check_lines(hypotheses, references, names)
-    return [_evaluate(name, metric, hypotheses, references) for name, metric in chosen.items()]
+    (ours, *theirs) = names or ("hypotheses",)
+    measured = measure({ours: hypotheses}, references, metrics, Reading(lowercase, tokenize, stem), theirs)
+    return [Result(m.name, m.score(ours), m.signature, m.segment_scores(ours)) for m in measured]
 
 
-def make_metric(name: str, lowercase: bool = False, tokenize: str = "13a") -> Metric:
+@dataclass(frozen=True)
+class Measured:
+    """Several systems' sentences under one metric: what every score, test and interval of lengths adds up."""
+
+    name: str
+    """As in METRICS."""
+    metric: Metric
+    signature: str
+    rows: Mapping[str, Statistics]
+    """Name of a system -> its statistics [N, F]; row i is segment i for all of them."""
+
+    def score(self, system: str) -> float:
+        """The corpus score of a system."""
+        return self.metric.score(self.rows[system].sum(axis=0))
+
+    def segment_scores(self, system: str) -> list[float]:
+        """The score of each segment alone; their mean is not the corpus score."""
+        return [self.metric.segment_score(row) for row in self.rows[system]]
+
+
+def measure(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[str] = ("bleu",),
+    reading: Reading = Reading(),
+    names: Sequence[str] = (),
+) -> list[Measured]:
+    """The statistics of each system under each metric; `names` are those of the references, for messages."""
+    chosen = {name: make_metric(name, reading.lowercase, reading.tokenize, reading.stem) for name in metrics}
+    names = names or [f"reference {r}" for r in range(1, len(references) + 1)]
+    for system, hypotheses in systems.items():
+        check_lines(hypotheses, references, (system, *names))
+    return [
+        Measured(
+            name,
+            metric,
+            metric.signature(len(references)),
+            {system: metric.segments(hypotheses, references) for system, hypotheses in systems.items()},
+        )
+        for name, metric in chosen.items()
+    ]
+
+
+def make_metric(name: str, lowercase: bool = False, tokenize: str = "13a", stem: bool | None = None) -> Metric:
     """The metric of this name, ready for any number of hypotheses."""
     if name not in METRICS:
         raise DataError(f"unknown metric {name!r}; accepted: {', '.join(METRICS)}")
     _tokenizer(tokenize)
-    return METRICS[name](Reading(lowercase, tokenize))
+    return METRICS[name](Reading(lowercase, tokenize, stem))
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]], names: Sequence[str] = ()) -> None:
@@ -232,26 +325,37 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]], 
         raise DataError(f"{ours} is empty: there is nothing to score")
 
 
+def notes(references: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
+    """What a person should know about references that can be scored against all the same."""
+    said = []
+    for name, lines in zip(names, references, strict=True):
+        empty = [number for number, line in enumerate(lines, 1) if not line.strip()]
+        if empty:
+            where = f"line {empty[0]} is" if len(empty) == 1 else f"{len(empty)} lines are"
+            first = "" if len(empty) == 1 else f" (the first: line {empty[0]})"
+            said.append(f"{name}: {where} empty{first}; no word of a hypothesis matches there")
+    return said
+
+
 def to_json(results: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
     """What `score --json` prints: {"metrics": [{"name", "score", "signature", "segments"}]}."""
     return {"metrics": [dict(vars(result)) for result in results]}
 
 
+def digits(name: str) -> int:
+    """Digits after the point that a table shows of this metric."""
+    return 3 if name == "length_ratio" else 2
+
+
 def table(results: Sequence[Result]) -> str:
     """A line for each result: label, score, signature."""
-    cells = [(LABELS.get(r.name, r.name), f"{r.score:.{3 if r.name == 'length_ratio' else 2}f}") for r in results]
+    cells = [(LABELS.get(r.name, r.name), f"{r.score:.{digits(r.name)}f}") for r in results]
     label_width = max((len(label) for label, _ in cells), default=0)
     score_width = max((len(value) for _, value in cells), default=0)
     return "\n".join(
         f"{label:{label_width}} {value:>{score_width}}  {result.signature}"
         for (label, value), result in zip(cells, results, strict=True)
     )
-
-
-def _evaluate(name: str, metric: Metric, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Result:
-    rows = metric.segments(hypotheses, references)
-    segments = [metric.segment_score(row) for row in rows]
-    return Result(name, metric.score(rows.sum(axis=0)), metric.signature(len(references)), segments)
 
 
 @cache

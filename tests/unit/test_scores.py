@@ -11,7 +11,7 @@ from sacrebleu.metrics.ter import TER
 
 from bothways.errors import DataError
 from bothways.evaluate import scores
-from bothways.evaluate.analysis import closest_length, matches_at
+from bothways.evaluate.positions import closest_length, matches_at
 
 WORDS = 'The Minister said, that (in 1,234.5 cases) half-hearted Laws don\'t hold: Straße 7 and €5.50 . "No!"'.split()
 
@@ -229,7 +229,7 @@ def test_json_and_table() -> None:
         ([], [[]], {}, "hypotheses is empty: there is nothing to score"),
         ([], [[]], {"names": ("out.de", "ref.de")}, "out.de is empty"),
         (["a"], ["a"], {}, "references must be a list of texts, each a list of lines"),
-        (["a"], [["a"]], {"metrics": ["blue"]}, "unknown metric 'blue'; accepted: bleu, chrf, ter, exact_match"),
+        (["a"], [["a"]], {"metrics": ["blue"]}, "unknown metric 'blue'; accepted: bleu, chrf, ter, rouge1, rouge2, rougeL, "),
         (["a"], [["a"]], {"tokenize": "14a"}, "unknown tokenizer '14a'; accepted: none, zh, 13a"),
     ],
 )

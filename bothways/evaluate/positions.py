@@ -3,6 +3,7 @@
 Counts of segments add up to the counts of a corpus; the tokenizer is the scorer's (see scores.py).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -35,6 +36,36 @@ def _preference(counts: tuple[int, int]) -> tuple[float, int, int]:
     """A reference without words comes last: it would excuse any hypothesis."""
     same, there = counts
     return (same / there if there else -1.0, same, -there)
+
+
+def matches_in_parts(hypothesis: Words, references: Sequence[Words], parts: int = 10) -> list[tuple[int, int]]:
+    """For each equal part of the hypothesis: its words that stand in the same part of the reference too, its words.
+
+    Matches are clipped: a word counts as often as it stands in both parts. Of several references the one with most
+    matches in the whole sentence counts (the hypothesis' words are the same for all of them); of equally many the
+    one that matches earlier, so that the order of the references never matters.
+
+        hypothesis  a b c d e       parts 0 2 4 6 8
+        reference   a c b d         parts 0 2 5 7       a in part 0: 1 of 1; the other words: 0 of 1 each
+    """
+    ours = split(hypothesis, parts)
+    matched = max(
+        ([_common(x, y) for x, y in zip(ours, split(reference, parts), strict=True)] for reference in references),
+        key=lambda counts: (sum(counts), counts),
+    )
+    return list(zip(matched, map(len, ours), strict=True))
+
+
+def split(words: Words, parts: int = 10) -> list[list[str]]:
+    """The words of each part: word p of n, p from 0, lies in part floor(parts · p / n)."""
+    shares: list[list[str]] = [[] for _ in range(parts)]
+    for p, word in enumerate(words):
+        shares[parts * p // len(words)].append(word)
+    return shares
+
+
+def _common(ours: Words, theirs: Words) -> int:
+    return (Counter(ours) & Counter(theirs)).total()
 
 
 def closest_length(length: int, references: Sequence[int]) -> int:
