@@ -1,4 +1,4 @@
-"""The leak test: no stream that bears a loss can see the word it is to predict, through the batches that training reads.
+"""The leak test: no stream with a loss can see the word it is to predict, through the batches that training reads.
 
 Position i of a stream predicts its gold token i (i = 0 .. n, where token n is the end mark) and reads inputs 0 .. i of
 both streams: the tags, and tokens 0 .. i - 1. Token i of l2r is token n - 1 - i of r2l. With gold text on both sides
