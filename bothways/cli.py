@@ -227,23 +227,63 @@ def decode(
 
 @app.command()
 def score(
-    hypotheses: Annotated[str, typer.Argument(help="File to score, a line each.")],
+    hypotheses: Annotated[str, typer.Argument(help="File to score, a line each (plain, .gz or SGML).")],
     reference: Annotated[list[str], typer.Option(help="Reference file; may be given several times.")],
-    metric: Annotated[list[str] | None, typer.Option(help="bleu (default), chrf, ter, exact_match, ...")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="bleu (default), chrf, ter, rouge1, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON with a score for each line.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer.")] = "13a",
+    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer: 13a, none, zh, intl, char, ...")] = "13a",
+    stem: Annotated[bool | None, typer.Option("--stem/--no-stem", help="ROUGE; by default only rouge*-duc.")] = None,
 ) -> None:
-    """Score a file of hypotheses, ours or another toolkit's.
+    """Score a file of hypotheses, ours or another toolkit's. docs/scores.md defines every metric.
 
     Example: bothways score --reference ref.de --metric bleu --metric length_ratio out.de
     """
+    from bothways.evaluate.scores import notes, table, to_json
     from bothways.evaluate.scores import score as run
-    from bothways.evaluate.scores import table, to_json
 
     texts = [list(_lines(path)) for path in (hypotheses, *reference)]
-    results = run(texts[0], texts[1:], metric or ["bleu"], lowercase, tokenize, (hypotheses, *reference))
+    results = run(texts[0], texts[1:], metric or ["bleu"], lowercase, tokenize, (hypotheses, *reference), stem)
+    for note in notes(texts[1:], reference):
+        print(f"bothways: {note}", file=sys.stderr)
     print(json.dumps(to_json(results), ensure_ascii=False) if as_json else table(results))
+
+
+@app.command()
+def compare(
+    systems: Annotated[list[str], typer.Argument(metavar="BASE NEW...", help="Files of hypotheses, the base first.")],
+    reference: Annotated[list[str], typer.Option(help="Reference file; may be given several times.")],
+    metric: Annotated[list[str] | None, typer.Option(help="bleu (default), chrf, ter, rouge1, ...")] = None,
+    show: Annotated[int, typer.Option(help="Lines to show that gain most, and that lose most.")] = 0,
+    resamples: Annotated[int, typer.Option(help="Draws of either test.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 12345,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer: 13a, none, zh, intl, char, ...")] = "13a",
+    stem: Annotated[bool | None, typer.Option("--stem/--no-stem", help="ROUGE; by default only rouge*-duc.")] = None,
+) -> None:
+    """Say whether systems differ from a base by more than chance, and on which lines (by the first metric).
+
+    Example: bothways compare base.de new.de --reference ref.de --metric bleu --metric chrf --show 10
+    """
+    from bothways.evaluate import significance
+    from bothways.evaluate.scores import Reading, measure, notes
+
+    if len(systems) < 2 or len(set(systems)) < len(systems):
+        raise ConfigError(f"compare needs two or more different files, the base first; got {' '.join(systems)}")
+    texts = {path: list(_lines(path)) for path in systems}
+    references = [list(_lines(path)) for path in reference]
+    measured = measure(texts, references, metric or ["bleu"], Reading(lowercase, tokenize, stem), reference)
+    for note in notes(references, reference):
+        print(f"bothways: {note}", file=sys.stderr)
+    comparisons = [row for one in measured for row in significance.compare(one, resamples=resamples, seed=seed)]
+    contests = [significance.contest(measured[0], system) for system in systems[1:]]
+    if as_json:
+        print(json.dumps(significance.to_json(comparisons, contests, show, resamples, seed), ensure_ascii=False))
+        return
+    print(significance.table(comparisons))
+    for one in contests:
+        print("\n" + significance.side_by_side(one, texts, references, show))
 
 
 @app.command()

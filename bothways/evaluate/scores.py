@@ -215,7 +215,6 @@ METRICS: Mapping[str, Callable[[Reading], Metric]] = {
     "first4": partial(matching_accuracy, "first"),
     "last4": partial(matching_accuracy, "last"),
 }
-LABELS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}  # how a table writes them; the others print their name
 
 
 def gain(name: str, score: float, base: float) -> float:
@@ -342,6 +341,11 @@ def to_json(results: Sequence[Result]) -> dict[str, list[dict[str, Any]]]:
     return {"metrics": [dict(vars(result)) for result in results]}
 
 
+def label(name: str) -> str:
+    """How a table writes a metric's name."""
+    return {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}.get(name, name)
+
+
 def digits(name: str) -> int:
     """Digits after the point that a table shows of this metric."""
     return 3 if name == "length_ratio" else 2
@@ -349,12 +353,12 @@ def digits(name: str) -> int:
 
 def table(results: Sequence[Result]) -> str:
     """A line for each result: label, score, signature."""
-    cells = [(LABELS.get(r.name, r.name), f"{r.score:.{digits(r.name)}f}") for r in results]
-    label_width = max((len(label) for label, _ in cells), default=0)
+    cells = [(label(r.name), f"{r.score:.{digits(r.name)}f}") for r in results]
+    label_width = max((len(name) for name, _ in cells), default=0)
     score_width = max((len(value) for _, value in cells), default=0)
     return "\n".join(
-        f"{label:{label_width}} {value:>{score_width}}  {result.signature}"
-        for (label, value), result in zip(cells, results, strict=True)
+        f"{name:{label_width}} {value:>{score_width}}  {result.signature}"
+        for (name, value), result in zip(cells, results, strict=True)
     )
 
 

@@ -229,7 +229,12 @@ def test_json_and_table() -> None:
         ([], [[]], {}, "hypotheses is empty: there is nothing to score"),
         ([], [[]], {"names": ("out.de", "ref.de")}, "out.de is empty"),
         (["a"], ["a"], {}, "references must be a list of texts, each a list of lines"),
-        (["a"], [["a"]], {"metrics": ["blue"]}, "unknown metric 'blue'; accepted: bleu, chrf, ter, rouge1, rouge2, rougeL, "),
+        (
+            ["a"],
+            [["a"]],
+            {"metrics": ["blue"]},
+            "unknown metric 'blue'; accepted: bleu, chrf, ter, rouge1, rouge2, rougeL, ",
+        ),
         (["a"], [["a"]], {"tokenize": "14a"}, "unknown tokenizer '14a'; accepted: none, zh, 13a"),
     ],
 )
