@@ -26,7 +26,7 @@ from bothways.models.interface import Seq2Seq
 from bothways.models.table import build
 from bothways.text.vocabulary import Vocabulary
 from bothways.tokens import DIRECTIONS, Direction
-from bothways.train.checkpoint import Checkpoints, load_weights, write_json
+from bothways.train.checkpoint import Checkpoints, load_weights, write_json, write_text
 
 # What may change when a run goes on: how long, how often it speaks, how it decodes; not what an update computes.
 MAY_CHANGE = {
@@ -67,7 +67,7 @@ class Run:
             for side in ("source", "target"):
                 shutil.copyfile(prepared.folder / f"{side}.vocabulary.json", folder / f"{side}.vocabulary.json")
             write_json(folder / "data.json", {"fingerprint": prepared.fingerprint})
-        (folder / "config.yaml").write_text(configuration.dump(config), encoding="utf-8")
+        write_text(folder / "config.yaml", configuration.dump(config))
         return cls.open(folder)
 
     @classmethod

@@ -50,6 +50,10 @@ class Checkpoints:
         """Those of training, oldest first."""
         return sorted(int(path.name) for path in self.folder.glob("[0-9]*") if path.name.isdigit())
 
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint of training, not even a damaged one."""
+        return not self.updates()
+
     def save(self, snapshot: Snapshot, name: str | None = None) -> Path:
         """Write a checkpoint, by default under the number of its update, and drop the oldest beyond `keep`."""
         target = self.folder / (name or f"{snapshot.progress['update']:06d}")
@@ -82,6 +86,8 @@ class Checkpoints:
             raise CheckpointError(f"{folder}: no such checkpoint; there are: {known}")
         try:
             checksums = json.loads((folder / "checksums.json").read_text(encoding="utf-8"))
+            if not isinstance(checksums, dict) or not {"model.safetensors", "progress.json"} <= checksums.keys():
+                raise CheckpointError(f"{folder / 'checksums.json'}: is damaged (it does not name all files)")
             damaged = [file for file, value in checksums.items() if _sha256(folder / file) != value]
             if damaged:
                 raise CheckpointError(f"{folder / damaged[0]}: is damaged (its checksum differs)")
@@ -93,11 +99,16 @@ class Checkpoints:
             raise CheckpointError(f"{folder}: is damaged ({' '.join(str(error).split())})") from None
 
     def newest(self) -> Snapshot | None:
-        """The newest intact checkpoint of training; says which newer ones are damaged."""
-        for update in reversed(self.updates()):
+        """The newest intact checkpoint of training, none if there are none; says which newer ones are damaged."""
+        updates = self.updates()
+        for place, update in reversed(list(enumerate(updates))):
             try:
                 return self.load(f"{update:06d}")
             except CheckpointError as error:
+                if place == 0:
+                    raise CheckpointError(
+                        f"{error}, and no checkpoint before it is intact; remove {self.folder} to begin anew"
+                    ) from None
                 self.say(f"{error}; going back to the checkpoint before it")
         return None
 
@@ -109,7 +120,7 @@ class Checkpoints:
         """The update of the best checkpoint, if one was marked and is there."""
         try:
             update = int(json.loads((self.folder / "best.json").read_text(encoding="utf-8"))["update"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return update if (self.folder / f"{update:06d}").is_dir() else None
 
@@ -198,9 +209,14 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: dict[str
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Atomically, as `write_text` does."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Atomically, so that a reader sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     _sync(temporary)
     temporary.rename(path)
 
