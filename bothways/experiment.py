@@ -1,5 +1,7 @@
 """A configuration in, a trained run out: data, model, validation and strategy put together."""
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from bothways.models.interface import Seq2Seq
 from bothways.models.table import resolve
 from bothways.run import Run, start_from
 from bothways.tokens import DIRECTIONS, L2R, R2L, Direction, turn
-from bothways.train.checkpoint import write_json
+from bothways.train.checkpoint import Checkpoints, write_json
 from bothways.train.loop import Trainer, Validate
 from bothways.train.strategy import fine_tuning, run_stages
 from bothways.translator import Translator, decode, decoded_futures, force
@@ -91,7 +93,7 @@ def _train_once(
     state.wait_for_everyone()
     run = Run.open(folder)
     model = run.fresh_model()
-    if config.train.start_from and not (folder / "checkpoints").exists():
+    if config.train.start_from and Checkpoints(folder).is_empty():
         vocabularies = (run.source_vocabulary, run.target_vocabulary)
         start_from(model, Path(config.train.start_from), vocabularies, say)
     Trainer(
@@ -111,7 +113,7 @@ def builder_of(config: Config, prepared: Prepared) -> Builder:
     if not config.model.interaction:
         return PairBuilder(prepared.train, DIRECTIONS[config.model.direction or "both"])
     assert config.decoded is not None
-    decoded = Decoded.open(Path(config.decoded))
+    decoded = Decoded.open(Path(config.decoded), prepared.fingerprint)
     return TripleBuilder(prepared.train, decoded, config.train.pseudo_loss, config.train.max_length)
 
 
@@ -164,22 +166,43 @@ def text_metrics(run: Run, model: Seq2Seq, valid: EvalSet, count: int, metrics: 
 def decode_training_sources(
     recipe: Config, run_folder: Path, output: Path, prepared: Prepared, device: str | None, say: Callable[[str], None]
 ) -> None:
-    """Decode a random share of the training sources in both directions, shard by shard, for `Decoded` to read."""
+    """Decode a random share of the training sources in both directions, shard by shard, for `Decoded` to read.
+
+    Processes take turns at the shards. A shard that is there already is kept if the same weights, settings and rows
+    would make it again, which the name of its folder says.
+    """
     assert recipe.strategy is not None
+    state = PartialState(cpu=device == "cpu")
     search = _greedy(recipe.search) if recipe.strategy.greedy else recipe.search
     translator = Translator.open(run_folder, device=device, say=say, **{**search.model_dump(), "direction": "both"})
     rows = training_share(prepared, recipe.strategy.share, recipe.train.max_length, recipe.train.seed)
-    shards = output / "shards"
+    shards = output / f"shards-{_identity(translator, prepared, rows)}"
     with writing(output):
         shards.mkdir(parents=True, exist_ok=True)
         starts = range(0, len(rows), SHARD)
         for number, begin in enumerate(starts):
+            if number % state.num_processes != state.process_index:
+                continue
             part = shards / f"{number:05d}.npz"
             if not part.exists():
                 _decode_shard(translator, prepared, rows[begin : begin + SHARD], part)
             say(f"decoded {min(begin + SHARD, len(rows))} of {len(rows)} training sources")
-        _join_shards(output, rows, [shards / f"{i:05d}.npz" for i in range(len(starts))], prepared)
-        shutil.rmtree(shards)
+        state.wait_for_everyone()
+        if state.is_main_process:
+            _join_shards(output, rows, [shards / f"{i:05d}.npz" for i in range(len(starts))], prepared)
+            for folder in output.glob("shards-*"):
+                shutil.rmtree(folder)
+    state.wait_for_everyone()
+
+
+def _identity(translator: Translator, prepared: Prepared, rows: np.ndarray) -> str:
+    """The same for the same decoded text: a digest of weights, settings, data and rows."""
+    settings = (prepared.fingerprint, translator.config.model_dump(exclude={"batch_sentences"}), SHARD)
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    digest.update(rows.tobytes())
+    for parameter in translator.model.parameters():
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def training_share(prepared: Prepared, share: float, max_length: int, seed: int) -> np.ndarray:

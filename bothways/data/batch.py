@@ -10,6 +10,7 @@ Which text stands in which stream, and which stream bears a loss, is decided her
                (x; decoded l2r, gold r2l), the loss on r2l
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -138,12 +139,18 @@ class Decoded:
     usable: np.ndarray  # [n, 2] whether the text is neither empty nor cut off, and so may be a training target itself
 
     @classmethod
-    def open(cls, folder: Path) -> "Decoded":
-        """Read what `write_decoded` wrote."""
+    def open(cls, folder: Path, fingerprint: str | None = None) -> "Decoded":
+        """Read what a strategy's decoding stage wrote; with the fingerprint of the prepared data it must belong to."""
         try:
             rows, usable = np.load(folder / "rows.npy"), np.load(folder / "usable.npy")
-        except (OSError, ValueError):
+            made_from = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["data"]
+        except (OSError, ValueError, KeyError, TypeError):
             raise DataError(f"{folder}: holds no decoded text; write it with `bothways train` and a strategy") from None
+        if fingerprint not in (None, made_from):
+            raise DataError(
+                f"{folder}: was decoded from other prepared data (fingerprint {made_from}) than this run's "
+                f"({fingerprint}); decode again"
+            )
         texts = (Texts.open(folder, "l2r"), Texts.open(folder, "r2l"))
         if not len(rows) == len(usable) == len(texts[0]) == len(texts[1]):
             raise DataError(f"{folder}: decoded texts and rows differ in number; remove the folder and decode again")
