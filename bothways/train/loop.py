@@ -19,9 +19,11 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from bothways.config import TrainConfig
 from bothways.data.batch import Batch, Builder
@@ -80,34 +82,26 @@ class Trainer:
             quiet,
         )
         self.sampler = Sampler(builder.lengths, config.batch_tokens, config.max_length, config.seed)
-        plugin = None
-        if config.shard == "fsdp":
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
-        self.accelerator = Accelerator(cpu=device == "cpu", fsdp_plugin=plugin)
+        self.accelerator = Accelerator(cpu=device == "cpu")
         self.device, self.world, self.rank = (
             self.accelerator.device,
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        if config.compile and self.world > 1 and config.shard == "fsdp":
+        self.is_sharded = config.shard == "fsdp" and self.world > 1
+        if config.compile and self.is_sharded:
             raise ConfigError("train.compile: is not supported with train.shard=fsdp, got true; accepted: false")
         objective = Objective(model.to(self.device), config.label_smoothing, config.compile)
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=config.learning_rate,
-            betas=(config.adam_betas[0], config.adam_betas[1]),
-            eps=config.adam_epsilon,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self.objective, wrapped = self.accelerator.prepare(objective, optimizer)
-        self.model, self.optimizer = model, getattr(wrapped, "optimizer", wrapped)
+        if self.is_sharded:  # torch's own: Accelerate's way to it is closed on CPU, where it is tested
+            fully_shard(objective, mesh=init_device_mesh(self.device.type, (self.world,)))
+        self.model = model
+        self.optimizer: Any = _adam(model, config)
+        self.objective: Any = objective if self.is_sharded else self.accelerator.prepare(objective)
         self.folder, self.checkpoints = folder, Checkpoints(folder, config.keep, self._say)
         self.progress = Progress()
         self.splits = 1  # parts that a batch is cut into since memory ran out
-        self.sums = torch.zeros(
-            3, dtype=torch.float64, device=self.device
-        )  # loss, likelihood, skipped since the last log
+        # Since the last log: loss, likelihood, updates skipped, and the loss tokens of those.
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.tokens_since, self.saved = 0.0, -1
 
     # -- the run -----------------------------------------------------------------------------------------------------
@@ -139,8 +133,9 @@ class Trainer:
                 if self.saved != progress.update:
                     self._save()
             if interrupt.came:
-                self.report.say(f"interrupted after update {progress.update}, which is saved")
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(
+                    f"interrupted after update {progress.update}, which is saved; the same command goes on"
+                )
         return progress
 
     def _after_update(self) -> None:
@@ -187,7 +182,7 @@ class Trainer:
             except torch.OutOfMemoryError:
                 self.optimizer.zero_grad(set_to_none=True)
                 self._split_further(update)
-        self._step(loss, likelihood, update.index)
+        self._step(loss, likelihood, update.index, total)
         self.tokens_since += total
         self.progress.loss_tokens += total
 
@@ -199,16 +194,20 @@ class Trainer:
         likelihoods = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             is_last = i == len(batches) - 1
-            exchange: AbstractContextManager[None] = (
-                nullcontext() if is_last else self.accelerator.no_sync(self.objective)
-            )
-            with exchange:
+            with self._exchange(is_last):
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
                     loss, likelihood = self.objective(batch)
                 # Processes' gradients are averaged, so each counts its share `world` times.
                 (loss * (self.world / total)).backward()
             losses, likelihoods = losses + loss.detach(), likelihoods + likelihood
         return losses, likelihoods
+
+    def _exchange(self, wanted: bool) -> AbstractContextManager[None]:
+        """Whether processes exchange gradients in the backward pass of what is run inside."""
+        if self.is_sharded:
+            self.objective.set_requires_gradient_sync(wanted)
+            return nullcontext()
+        return nullcontext() if wanted else self.accelerator.no_sync(self.objective)
 
     def _split_further(self, update: Update) -> None:
         if self.world > 1:
@@ -228,7 +227,7 @@ class Trainer:
             "results stay the same but for dropout"
         )
 
-    def _step(self, loss: Tensor, likelihood: Tensor, index: int) -> None:
+    def _step(self, loss: Tensor, likelihood: Tensor, index: int, total: float) -> None:
         """Clip and update the weights; where the gradient is not finite, all processes skip the update alike."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -241,21 +240,22 @@ class Trainer:
         # Adam's fused kernel leaves weights and averages alone where this is 1; no host has to wait for it.
         self.optimizer.found_inf = skip
         self.optimizer.step()
-        seen = torch.stack([loss.double(), likelihood.double(), skip.double() / self.world])
-        self.sums += torch.where(skip.bool(), torch.stack([*(2 * [seen.new_zeros(())]), seen[2]]), seen)
+        kept = torch.where(skip.bool(), 0.0, torch.stack([loss.double(), likelihood.double()]))
+        share = skip.double() / self.world  # all processes count it, and are summed
+        self.sums += torch.stack([*kept, share, share * total])
 
     # -- now and then ------------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        loss, likelihood, skipped = self.accelerator.reduce(self.sums, "sum").tolist()
+        loss, likelihood, skipped, skipped_tokens = self._summed().tolist()
         now = time.monotonic()
-        tokens = max(1.0, self.tokens_since)
+        tokens = max(1.0, self.tokens_since - skipped_tokens)
         self.progress.skipped += round(skipped)
         values = {
             "loss": loss / tokens,
             "perplexity": math.exp(min(50.0, likelihood / tokens)),
             "learning_rate": learning_rate(self.config, self.progress.update - 1),
-            "tokens_per_second": tokens / max(1e-9, now - self.logged_at),
+            "tokens_per_second": self.tokens_since / max(1e-9, now - self.logged_at),
         }
         if skipped:
             values["skipped"] = skipped
@@ -264,9 +264,15 @@ class Trainer:
         self.tokens_since, self.logged_at = 0.0, now
         if skipped > self.config.max_skipped:
             raise CheckpointError(
-                f"{round(skipped)} updates before update {self.progress.update} were not finite and were skipped, more "
-                f"than train.max_skipped ({self.config.max_skipped}); lower train.learning_rate or lengthen train.warmup"
+                f"{round(skipped)} updates before update {self.progress.update} were not finite and were skipped, "
+                f"more than train.max_skipped ({self.config.max_skipped}); "
+                "lower train.learning_rate or lengthen train.warmup"
             )
+
+    def _summed(self) -> Tensor:
+        """The sums of all processes."""
+        summed: Tensor = self.accelerator.reduce(self.sums.clone(), "sum")
+        return summed
 
     def _validate(self) -> None:
         assert self.validate is not None
@@ -285,14 +291,15 @@ class Trainer:
         if metric not in values:
             raise ConfigError(f"train.metric: must be one of {', '.join(values)}, got {metric!r}")
         sign = 1 if metric in LOWER_IS_BETTER else -1
-        if progress.best is None or sign * values[metric] < sign * progress.best:
+        is_better = progress.best is None or sign * values[metric] < sign * progress.best
+        if is_better and math.isfinite(values[metric]):
             progress.best, progress.best_update, progress.worse = values[metric], progress.update, 0
         else:
             progress.worse += 1
 
     def _whole_model(self) -> Seq2Seq:
         """The model as one process can run it: of a sharded one, a copy."""
-        if self.config.shard != "fsdp" or self.world == 1:
+        if not self.is_sharded:
             return self.model
         assert self.fresh_model is not None, "a sharded model is validated in a copy"
         weights = weights_of(self.model)
@@ -301,7 +308,9 @@ class Trainer:
         return model.to(self.device)
 
     def _save(self) -> None:
-        snapshot = Snapshot(weights_of(self.model), optimizer_state(self.model, self.optimizer), asdict(self.progress))
+        skipped = self.progress.skipped + round(float(self._summed()[2]))  # those not yet logged as well
+        progress = asdict(replace(self.progress, skipped=skipped))
+        snapshot = Snapshot(weights_of(self.model), optimizer_state(self.model, self.optimizer), progress)
         self.saved = self.progress.update
         if self.rank == 0:
             self.checkpoints.save(snapshot)
@@ -329,6 +338,17 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self.rank == 0:
             Report(self.folder, 1, 0, self.quiet).say(text)
+
+
+def _adam(model: Seq2Seq, config: TrainConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=config.learning_rate,
+        betas=(config.adam_betas[0], config.adam_betas[1]),
+        eps=config.adam_epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
 
 
 def learning_rate(config: TrainConfig, index: int) -> float:
