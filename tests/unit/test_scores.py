@@ -1,7 +1,10 @@
 """Scores against hand-counted rows, and BLEU, chrF and TER against sacreBLEU itself on text made here."""
 
+import gzip
 import json
 import random
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from bothways import cli
 from bothways.errors import DataError
 from bothways.evaluate import scores
 from bothways.evaluate.positions import closest_length, matches_at
@@ -245,3 +249,132 @@ def test_what_cannot_be_scored_says_why(
         scores.score(hypotheses, references, **options)  # type: ignore[arg-type]
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, score, base, expected",
+    [
+        ("bleu", 30, 20, 10),
+        ("ter", 30, 20, -10),
+        ("length_ratio", 0.9, 0.8, 0.1),
+        ("length_ratio", 1.2, 1.1, -0.1),
+        ("length_ratio", 1.1, 0.9, 0),
+    ],
+)
+def test_gain(name: str, score: float, base: float, expected: float) -> None:
+    assert scores.gain(name, score, base) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "references, expected",
+    [
+        ([["a", "b"]], []),
+        ([["a", " "]], ["one: line 2 is empty; no word of a hypothesis matches there"]),
+        ([["a", "b"], ["", ""]], ["two: 2 lines are empty (the first: line 1); no word of a hypothesis matches there"]),
+    ],
+)
+def test_empty_references_are_named(references: list[list[str]], expected: list[str]) -> None:
+    assert scores.notes(references, ["one", "two"][: len(references)]) == expected
+
+
+# `bothways score`
+
+
+HYPOTHESES, REFERENCES = ["Grün, aber nicht gelb.", "Ja & nein"], ["Grün, aber nie gelb.", "Ja & doch"]
+PLAIN = b"Gr\xc3\xbcn, aber nie gelb.\nJa & doch\n"
+SGML = b"""<?xml version="1.0" encoding="UTF-8"?>
+<refset setid="x" srclang="any" trglang="de"><doc docid="1" sysid="ref"><p>
+<seg id="1">Gr\xc3\xbcn, aber nie gelb.</seg>
+<seg id="2"> Ja &amp; doch </seg></p></doc></refset>
+"""
+
+
+def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["bothways", "score", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def hypotheses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("out.de").write_text("".join(f"{line}\n" for line in HYPOTHESES), encoding="utf-8")
+    return "out.de"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("ref.de", PLAIN),
+        ("no-end.de", PLAIN.removesuffix(b"\n")),
+        ("windows.de", PLAIN.replace(b"\n", b"\r\n")),
+        ("mixed.de", PLAIN.replace(b"\n", b"\r\n", 1)),
+        ("mark.de", b"\xef\xbb\xbf" + PLAIN),
+        ("ref.de.gz", gzip.compress(PLAIN)),
+        ("ref.sgm", SGML),
+        ("ref.sgm.gz", gzip.compress(SGML)),
+    ],
+)
+def test_frame_of_a_file_changes_no_score(
+    name: str, content: bytes, hypotheses: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(name).write_bytes(content)
+    assert run([hypotheses, "--reference", name, "--json", "--metric", "chrf", "--metric", "bleu"], monkeypatch) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == scores.to_json(scores.score(HYPOTHESES, [REFERENCES], ["chrf", "bleu"]))
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (
+            b"Gr\xc3\xbcn\n",
+            "out.de has 2 lines but ref.de has 1; line i of one must be scored against line i of the other",
+        ),
+        (PLAIN + b"\n", "out.de has 2 lines but ref.de has 3"),
+        (b"", "out.de has 2 lines but ref.de has 0"),
+        (PLAIN.replace(b"\n", b"\r"), "out.de has 2 lines but ref.de has 1"),  # a return alone ends no line
+        (b"Gr\xfcn\nJa\n", "ref.de, line 1: byte 0xfc at position 3 is not UTF-8"),
+    ],
+)
+def test_references_that_do_not_fit_say_why(
+    content: bytes, message: str, hypotheses: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ref.de").write_bytes(content)
+    assert run([hypotheses, "--reference", "ref.de"], monkeypatch) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"bothways: {message}")
+    assert printed.out == ""
+
+
+def test_empty_reference_is_scored_and_named(
+    hypotheses: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ref.de").write_bytes(PLAIN)
+    Path("holes.de").write_text("\nJa & doch\n", encoding="utf-8")
+    assert run([hypotheses, "--reference", "ref.de", "--reference", "holes.de"], monkeypatch) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "bothways: holes.de: line 1 is empty; no word of a hypothesis matches there\n"
+    assert printed.out.startswith("BLEU ") and "nrefs:2|" in printed.out
+
+
+def test_options_reach_the_metrics(
+    hypotheses: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("ref.de").write_bytes(PLAIN)
+    arguments = [hypotheses, "--reference", "ref.de", "--lowercase", "--tokenize", "char", "--metric", "bleu"]
+    arguments += ["--metric", "rouge1", "--metric", "rouge1-duc"]
+    for option, stemmed in (("--stem", "porter porter"), ("--no-stem", "no no"), ("", "no porter")):
+        assert run([*arguments, *([option] if option else [])], monkeypatch) == 0
+        bleu, f1, duc = capsys.readouterr().out.splitlines()
+        assert "case:lc|eff:no|tok:char" in bleu
+        assert [f"stem:{word}|" in line for word, line in zip(stemmed.split(), (f1, duc), strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none", "zh", "intl", "char"])
+def test_tokenizers(tokenize: str) -> None:
+    hypotheses, references = corpus(seed=5)
+    expected = BLEU(tokenize=tokenize).corpus_score(hypotheses, references).score
+    assert single("bleu", hypotheses, *references, tokenize=tokenize).score == expected
