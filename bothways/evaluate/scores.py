@@ -72,6 +72,9 @@ class Reading:
         return _tokenizer(self.tokenize)(self.text(line)).split()
 
 
+AS_IT_STANDS = Reading()
+
+
 @dataclass(frozen=True)
 class SacreBleu:
     """A metric of sacreBLEU, by its own extraction of statistics and its own formula, so the scores are its own."""
@@ -280,7 +283,7 @@ def measure(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[Sequence[str]],
     metrics: Sequence[str] = ("bleu",),
-    reading: Reading = Reading(),
+    reading: Reading = AS_IT_STANDS,
     names: Sequence[str] = (),
 ) -> list[Measured]:
     """The statistics of each system under each metric; `names` are those of the references, for messages."""
