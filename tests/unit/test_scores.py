@@ -277,6 +277,14 @@ def test_empty_references_are_named(references: list[list[str]], expected: list[
     assert scores.notes(references, ["one", "two"][: len(references)]) == expected
 
 
+def test_every_metric_and_key_of_a_signature_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "scores.md").read_text(encoding="utf-8")
+    for name in scores.METRICS:
+        assert f"`{name}`" in text
+        for pair in single(name, ["a"], ["a"]).signature.split("|"):
+            assert f"`{pair.partition(':')[0]}`" in text
+
+
 # `bothways score`
 
 
