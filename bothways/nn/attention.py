@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bothways.nn.fusion import Fusion
+from bothways.nn.layers import Linear
 
 
 def partner(x: Tensor, dim: int = 1) -> Tensor:
@@ -79,8 +80,8 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.output = Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[B, S, E] -> [B, S, E]; mask [B, 1, 1, S]."""
@@ -99,8 +100,8 @@ class SynchronousAttention(nn.Module):
     def __init__(self, width: int, heads: int, fusion: Fusion | None) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.output = Linear(width, width)
         self.fusion = fusion
 
     def forward(self, x: Tensor, view: View, history: History | None = None, step: int = 0) -> Tensor:
@@ -137,9 +138,9 @@ class SourceAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
-        self.output = nn.Linear(width, width)
+        self.query = Linear(width, width)
+        self.kv = Linear(width, 2 * width)
+        self.output = Linear(width, width)
 
     def remember(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, d] of encoded sources [B, S, E]."""

@@ -82,6 +82,7 @@ def search(
         partners, weights = beam.partners()
         log_probs, state = step(beam.tokens, state, partners, weights)
         state = state.select(beam.advance(log_probs))
+        del log_probs  # the largest tensor of all: the next step's takes its place in memory
         if not beam.is_time_to_look():
             continue
         running = beam.active.nonzero().squeeze(1)

@@ -275,3 +275,13 @@ def test_shared_embeddings_need_a_joint_vocabulary() -> None:
     config = resolve(parse({"system": "bift", "data": "-", "model": FAMILIES["transformer"].shape}))
     with pytest.raises(ConfigError, match=r"`all` needs a joint vocabulary, .* have 9 and 11 tokens"):
         build(config, 9, 11)
+
+
+def test_log_probs_are_the_same_with_and_without_gradients() -> None:
+    model = toy_model("bift")
+    hidden = torch.randn(2, 2, 3, model.config.width)
+    expected = model.log_probs(hidden)
+    assert expected.requires_grad
+    assert (expected[..., :FIRST_PREDICTED] == -torch.inf).all()
+    with torch.inference_mode():
+        torch.testing.assert_close(model.log_probs(hidden), expected.detach(), atol=1e-6, rtol=0)
