@@ -7,7 +7,7 @@ complete, and saved with the run.
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -27,7 +27,12 @@ class Section(BaseModel):
     """What all sections share: frozen, strict about types, and closed to unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
     )
 
 
@@ -124,7 +129,7 @@ class TrainConfig(Section):
     """Peak, reached at the end of warm-up; then it falls with the inverse square root of the update."""
     warmup: int = Field(4_000, ge=1)
     """Updates of linear warm-up."""
-    adam_betas: list[float] = Field([0.9, 0.998], min_length=2, max_length=2)
+    adam_betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field([0.9, 0.998], min_length=2, max_length=2)
     """Decay rates of Adam's two averages."""
     adam_epsilon: float = Field(1e-9, gt=0)
     """Adam's term against division by zero."""
@@ -144,7 +149,7 @@ class TrainConfig(Section):
     """With several processes: copy the model to each, or shard it over them."""
     start_from: str | None = None
     """Another run whose weights this one starts with."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     """Seeds weights, order and dropout."""
     validate_every: int = Field(1_000, ge=1)
     """Updates between validations."""

@@ -21,9 +21,9 @@ from bothways.evaluate.scores import METRICS
 from bothways.evaluate.scores import score as score_text
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import resolve
-from bothways.run import Run, start_from
+from bothways.run import Run, device_of, must_agree, start_from
 from bothways.tokens import DIRECTIONS, L2R, R2L, Direction, turn
-from bothways.train.checkpoint import Checkpoints, write_json
+from bothways.train.checkpoint import Checkpoints, write_json, write_text
 from bothways.train.loop import Trainer, Validate
 from bothways.train.strategy import fine_tuning, run_stages
 from bothways.translator import Translator, decode, decoded_futures, force
@@ -46,6 +46,8 @@ def train(
     elif overrides:
         raise ConfigError("overrides belong to a configuration file; change the configuration itself instead")
     config, output = resolve(config), Path(output)
+    if device is not None and ":" in device_of(device):
+        raise ConfigError(f"--device: must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses the GPU")
     prepared = Prepared.open(config.data)
     _must_be_trainable(config, prepared)
     console = Console(stderr=True, quiet=quiet or PartialState(cpu=device == "cpu").process_index > 0, highlight=False)
@@ -62,8 +64,23 @@ def train(
     if config.strategy is None:
         train_stage(config, output)
     else:
-        run_stages(fine_tuning(config, output, train_stage, decode_stage), output, say)
+        state = PartialState(cpu=device == "cpu")
+        if state.is_main_process:
+            _begin_recipe(config, output)
+        state.wait_for_everyone()
+        run_stages(fine_tuning(config, output, train_stage, decode_stage), output, say, state.is_main_process)
     return Run.open(output)
+
+
+def _begin_recipe(config: Config, output: Path) -> None:
+    """Keep what a strategy was asked for, so that its stages are not mixed from two experiments."""
+    recipe = output / "recipe.yaml"
+    if recipe.exists():
+        must_agree(output, configuration.load(recipe), config)
+    elif (output / "config.yaml").exists() and not (output / "stages.json").exists():
+        raise ConfigError(f"{output}: holds a run that was trained without a strategy; give another --output")
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(recipe, configuration.dump(config))
 
 
 def _must_be_trainable(config: Config, prepared: Prepared) -> None:

@@ -35,6 +35,7 @@ MAY_CHANGE = {
         "save_every", "keep", "log_every", "max_skipped",
     },
     "search": set(configuration.SearchConfig.model_fields),
+    "strategy": {"updates"},  # how long the last stage goes on
 }  # fmt: skip
 
 Say = Callable[[str], None]
@@ -82,15 +83,7 @@ class Run:
 
     def must_go_on_as(self, config: Config, prepared: Prepared) -> None:
         """Refuse to mix two experiments in one folder."""
-        old, new = _flat(self.config), _flat(config)
-        differing = [key for key in new if new[key] != old.get(key) and not _may_change(key)]
-        if differing:
-            key = differing[0]
-            raise ConfigError(
-                f"{self.folder}: was started with {key} = {old.get(key)!r}, but is now asked for {new[key]!r}"
-                + (f" (and {len(differing) - 1} more options differ)" if len(differing) > 1 else "")
-                + "; give another --output, or the old value to resume"
-            )
+        must_agree(self.folder, self.config, config)
         known = json.loads((self.folder / "data.json").read_text(encoding="utf-8"))["fingerprint"]
         if known != prepared.fingerprint:
             raise VocabularyError(
@@ -111,6 +104,18 @@ class Run:
         return model.eval()
 
 
+def device_of(name: str | None) -> str:
+    """The device of this name; by default a GPU if there is one."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    count = torch.cuda.device_count()
+    known = ["cpu", *(["cuda", *(f"cuda:{i}" for i in range(count))] if count else [])]
+    if name not in known:
+        found = "" if count else " (torch finds no GPU)"
+        raise ConfigError(f"--device: must be one of {', '.join(known)} on this machine{found}, got {name!r}")
+    return name
+
+
 def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabulary], say: Say) -> None:
     """Begin with another run's best weights; what only interaction needs may be missing there."""
     other = Run.open(run)
@@ -119,6 +124,21 @@ def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabu
     weights = Checkpoints(run, say=say).resolve("best").weights
     fresh = load_weights(model, weights, str(run), model.interaction_parameters())
     say(f"starting from {run}" + (f"; new here: {', '.join(fresh)}" if fresh else ""))
+
+
+def must_agree(folder: Path, old: Config, new: Config) -> None:
+    """Refuse options that change what was begun in a folder."""
+    before, now = _flat(old), _flat(new)
+    if now["train.start_from"] == str(folder / "first"):  # a strategy's own stage, wherever the folder was moved
+        before["train.start_from"] = now["train.start_from"]
+    differing = [key for key in {**before, **now} if now.get(key) != before.get(key) and not _may_change(key)]
+    if differing:
+        key = differing[0]
+        raise ConfigError(
+            f"{folder}: was started with {key} = {before.get(key)!r}, but is now asked for {now.get(key)!r}"
+            + (f" (and {len(differing) - 1} more options differ)" if len(differing) > 1 else "")
+            + "; give another --output, or the old value to resume"
+        )
 
 
 def _flat(config: Config) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bothways.config import Config, changed
+from bothways.errors import ConfigError
 from bothways.train.checkpoint import write_json
 
 Train = Callable[[Config, Path], None]  # a configuration without strategy, and the run's folder
@@ -28,15 +29,17 @@ class Stage:
     name: str
     folder: Path
     work: Callable[[], None]  # resumes by itself when it is called again
+    updates: int | None = None  # of a training stage
 
 
 def fine_tuning(config: Config, output: Path, train: Train, decode: Decode) -> list[Stage]:
     """The stages of the fine-tuning strategy; the final run is `output` itself."""
-    first, decoded = output / "first", output / "decoded"
+    assert config.strategy is not None
+    first, decoded, more = output / "first", output / "decoded", config.strategy.updates
     return [
-        Stage("first", first, lambda: train(without_interaction(config), first)),
+        Stage("first", first, lambda: train(without_interaction(config), first), config.train.updates),
         Stage("decoded", decoded, lambda: decode(config, first, decoded)),
-        Stage("final", output, lambda: train(with_interaction(config, first, decoded), output)),
+        Stage("final", output, lambda: train(with_interaction(config, first, decoded), output), more),
     ]
 
 
@@ -54,18 +57,27 @@ def with_interaction(config: Config, start: Path, decoded: Path) -> Config:
     return changed(config, strategy=None, decoded=str(decoded), train=train)
 
 
-def run_stages(stages: Sequence[Stage], output: Path, say: Say) -> None:
-    """Do what is not yet done, in order, and keep a record."""
+def run_stages(stages: Sequence[Stage], output: Path, say: Say, is_main: bool = True) -> None:
+    """Do what is not yet done, in order; the main process keeps a record. The last stage may be asked to go on."""
     output.mkdir(parents=True, exist_ok=True)
     record = output / "stages.json"
     done: dict[str, dict[str, float]] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     for number, stage in enumerate(stages, 1):
         label = f"stage {number}/{len(stages)} {stage.name}"
-        if stage.name in done:
-            say(f"{label}: done before, in {done[stage.name]['seconds']:.0f} s")
+        before = done.get(stage.name)
+        if before is not None and before.get("updates", stage.updates) == stage.updates:
+            say(f"{label}: done before, in {before['seconds']:.0f} s")
             continue
+        if before is not None and number < len(stages):
+            raise ConfigError(
+                f"{output}: stage {stage.name} is done with {before['updates']} updates, on which the stages after it "
+                f"stand, but is now asked for {stage.updates}; give another --output"
+            )
         say(f"{label}: {stage.folder}")
         began = time.monotonic()
         stage.work()
         done[stage.name] = {"seconds": round(time.monotonic() - began, 1)}
-        write_json(record, done)
+        if stage.updates is not None:
+            done[stage.name]["updates"] = stage.updates
+        if is_main:
+            write_json(record, done)

@@ -1,0 +1,585 @@
+"""Training through the command line: interrupted and gone on, on several processes, and when updates go wrong."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from corpus import command, environment, log_of, start, tiny, write_config
+from torch import Tensor
+
+from bothways.config import TrainConfig, parse
+from bothways.data.batch import Batch, PairBuilder
+from bothways.data.corpus import Prepared
+from bothways.errors import BothwaysError
+from bothways.experiment import train
+from bothways.models.table import build, resolve
+from bothways.run import Run
+from bothways.tokens import L2R
+from bothways.train import loop
+from bothways.train.checkpoint import Checkpoints, Snapshot
+from bothways.train.loop import Trainer
+
+# -- interrupted -----------------------------------------------------------------------------------------------------
+
+
+def newest(run: Path) -> Snapshot:
+    found = Checkpoints(run).newest()
+    assert found is not None
+    return found
+
+
+def assert_same_state(found: Path, expected: Path) -> None:
+    """Bit for bit: weights, the optimizer's averages, and progress but for the clock."""
+    a, b = newest(found), newest(expected)
+    assert {**a.progress, "seconds": 0} == {**b.progress, "seconds": 0}
+    for x, y in ((a.weights, b.weights), (a.optimizer, b.optimizer)):
+        assert x.keys() == y.keys() and y
+        different = [name for name in y if not torch.equal(x[name], y[name])]
+        assert not different, f"{len(different)} of {len(y)} tensors differ, for instance {different[0]}"
+
+
+def wait_for(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Until the moment has come, while the process is running."""
+    limit = time.monotonic() + 60
+    while not reached():
+        assert process.poll() is None, f"it ended before the moment: {process.communicate()}"
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
+def stop(arguments: list[str | Path], reached: Callable[[], bool], how: int, before: str = "") -> tuple[int, str]:
+    """Start a command, send it a signal at a moment; its exit status and what it said."""
+    process = start(*arguments, before=before, stdin=subprocess.DEVNULL)
+    try:
+        wait_for(reached, process)
+        process.send_signal(how)
+        err = process.communicate(timeout=60)[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    return process.returncode, err
+
+
+def updates_done(run: Path) -> int:
+    return max((int(row["update"]) for row in log_of_partial(run)), default=0)
+
+
+def log_of_partial(run: Path) -> list[dict[str, float]]:
+    """The log while another process writes it."""
+    path = run / "log.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def checkpoints_done(run: Path) -> list[int]:
+    return Checkpoints(run).updates()
+
+
+MANY = {
+    "updates": 60,
+    "save_every": 7,
+    "validate_every": 9,
+    "patience": 100,
+    "keep": 3,
+    "metric": "exact_match",
+    "validate_sentences": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def straight(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A configuration, and the run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("straight")
+    config = write_config(folder / "config.yaml", tiny(prepared.folder, train=MANY))
+    done = command("train", config, "--output", folder / "run", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    return config, folder / "run"
+
+
+def test_killed_and_gone_on_is_the_same_as_never_killed(straight: tuple[Path, Path], tmp_path: Path) -> None:
+    config, expected = straight
+    run = tmp_path / "run"
+    arguments: list[str | Path] = ["train", config, "--output", run, "--device", "cpu"]
+    first = random.Random(os.getpid()).randint(17, 30)  # any moment: not where a checkpoint is written
+    status, _ = stop(arguments, lambda: updates_done(run) >= first, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    reached = checkpoints_done(run)
+    assert reached and reached[-1] < 60
+    done = command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert f"going on after update {reached[-1]}" in done.stderr
+    assert_same_state(run, expected)
+    assert newest(run).progress["best"] is not None
+    marks = [json.loads((r / "checkpoints" / "best.json").read_text()) for r in (run, expected)]
+    assert marks[0] == marks[1]
+    validations = {row["update"]: row["valid_loss"] for row in log_of(run) if "valid_loss" in row}
+    assert validations == {row["update"]: row["valid_loss"] for row in log_of(expected) if "valid_loss" in row}
+
+
+def test_ctrl_c_finishes_the_update_saves_it_and_goes_on_exactly(straight: tuple[Path, Path], tmp_path: Path) -> None:
+    config, expected = straight
+    run = tmp_path / "run"
+    arguments: list[str | Path] = ["train", config, "--output", run, "--device", "cpu", "--quiet"]
+    status, err = stop(arguments, lambda: updates_done(run) >= 12, signal.SIGINT)
+    (saved,) = checkpoints_done(run)[-1:]
+    assert (status, err) == (
+        130,
+        f"bothways: interrupted after update {saved}, which is saved; the same command goes on\n",
+    )
+    assert 12 <= saved < 60
+    done = command(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert_same_state(run, expected)
+
+
+def test_a_finished_run_has_nothing_to_do_and_can_be_asked_for_more(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(prepared.folder, train={"updates": 3, "validate_every": 3})
+    train(config, tmp_path / "run", device="cpu")
+    before = newest(tmp_path / "run")
+    train(config, tmp_path / "run", device="cpu")
+    assert newest(tmp_path / "run").progress == before.progress
+    config["train"]["updates"] = 5
+    capfd.readouterr()
+    train(config, tmp_path / "run", device="cpu")
+    assert "going on after update 3" in capfd.readouterr().err
+    assert newest(tmp_path / "run").progress["update"] == 5
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_made_again(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(prepared.folder, train={"updates": 9, "save_every": 4})
+    for name in ("run", "straight"):
+        train(config, tmp_path / name, device="cpu")
+    path = tmp_path / "run" / "checkpoints" / "000009" / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    capfd.readouterr()
+    train(config, tmp_path / "run", device="cpu")
+    said = capfd.readouterr().err
+    assert f"{path}: is damaged (its checksum differs); going back to the checkpoint before it" in said
+    assert "going on after update 8" in said
+    assert_same_state(tmp_path / "run", tmp_path / "straight")
+
+
+def test_patience_is_kept_over_an_interruption(prepared: Prepared, tmp_path: Path) -> None:
+    """A validation that never gets better after the second: with and without an interruption it stops at the same."""
+    values = iter([3.0, 2.0, 2.5, float("nan"), 2.5, 2.0, 1.0])
+
+    def run(folder: Path, updates: int) -> Trainer:
+        config = TrainConfig(updates=updates, batch_tokens=100, validate_every=2, patience=3, save_every=1000)
+        model = build(parse({**tiny(prepared.folder), "model": SMALL}), 14, 14)
+        folder.mkdir(exist_ok=True)
+        trainer = Trainer(
+            model, PairBuilder(prepared.train, (L2R,)), config, folder, lambda _: {"loss": next(values)}, None, "cpu"
+        )  # fmt: skip
+        trainer.run()
+        return trainer
+
+    assert run(tmp_path / "run", 6).progress.worse == 1
+    ended = run(tmp_path / "run", 100).progress
+    assert (ended.update, ended.best, ended.best_update, ended.worse) == (10, 2.0, 4, 3)
+    assert run(tmp_path / "run", 100).progress.update == 10  # it stays stopped
+    assert Checkpoints(tmp_path / "run").best() == 4
+
+
+# -- a strategy, killed in each of its stages ------------------------------------------------------------------------
+
+SHARDS = "import bothways.experiment as e; e.SHARD = 6"  # so that decoding has a middle
+
+
+def recipe(prepared: Prepared) -> dict[str, Any]:
+    return tiny(
+        prepared.folder,
+        "bift",
+        model={"future_dropout": 0.1, "future_weight_learned": True},
+        train={"updates": 25, "save_every": 6},
+        strategy={"name": "fine-tuning", "share": 0.5, "updates": 24},
+    )
+
+
+def test_a_strategy_killed_in_each_stage_ends_as_one_that_was_not(prepared: Prepared, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config.yaml", recipe(prepared))
+    expected, run = tmp_path / "expected", tmp_path / "run"
+
+    def arguments(output: Path) -> list[str | Path]:
+        return ["train", config, "--output", output, "--device", "cpu"]
+
+    done = command(*arguments(expected), before=SHARDS)
+    assert done.returncode == 0, done.stderr
+
+    def shards() -> int:
+        return len(list((run / "decoded").glob("shards-*/0*[0-9].npz")))
+
+    moments: list[Callable[[], bool]] = [
+        lambda: updates_done(run / "first") >= 9,
+        lambda: shards() >= 2,
+        lambda: updates_done(run) >= 8,
+    ]
+    for number, moment in enumerate(moments):
+        status, err = stop(arguments(run), moment, signal.SIGKILL, SHARDS)
+        assert status == -signal.SIGKILL
+        stages = run / "stages.json"
+        assert (list(json.loads(stages.read_text())) if stages.exists() else []) == ["first", "decoded"][:number], err
+    done = command(*arguments(run), before=SHARDS)
+    assert done.returncode == 0, done.stderr
+    assert "stage 1/3 first: done before" in done.stderr and "stage 2/3 decoded: done before" in done.stderr
+    assert_same_state(run / "first", expected / "first")
+    assert_same_state(run, expected)
+    for name in ("rows.npy", "usable.npy", "l2r.ids", "r2l.ids", "l2r.offsets", "r2l.offsets"):
+        assert (run / "decoded" / name).read_bytes() == (expected / "decoded" / name).read_bytes()
+    assert not list((run / "decoded").glob("shards-*"))
+    done = command(*arguments(run))
+    assert done.returncode == 0 and done.stderr.count("done before") == 3
+
+
+def test_killed_while_the_first_checkpoint_is_written_it_still_starts_from_the_other_run(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny(prepared.folder, train={"updates": 2}), tmp_path / "first", device="cpu")
+    config = tiny(prepared.folder, train={"updates": 2, "start_from": str(tmp_path / "first")})
+    (tmp_path / "run" / "checkpoints" / ".000002.tmp").mkdir(parents=True)
+    train(config, tmp_path / "run", device="cpu")
+    assert f"starting from {tmp_path / 'first'}" in capfd.readouterr().err
+
+
+def test_shards_of_another_decoding_are_not_taken(prepared: Prepared, tmp_path: Path) -> None:
+    """A share that is changed while decoding is interrupted changes the rows, and with them whose text is whose."""
+    from bothways import experiment
+
+    first = resolve(parse(recipe(prepared) | {"model": {**recipe(prepared)["model"], "interaction": False}}))
+    train(first.model_copy(update={"strategy": None}), tmp_path / "first", device="cpu", quiet=True)
+    said: list[str] = []
+    for share, output in ((0.3, "run"), (0.6, "run"), (0.6, "straight")):
+        assert first.strategy is not None
+        some = first.model_copy(update={"strategy": first.strategy.model_copy(update={"share": share})})
+        real = experiment._join_shards
+        if share == 0.3:  # stopped before the end
+
+            def fails(*arguments: Any) -> None:
+                raise KeyboardInterrupt
+
+            experiment._join_shards = fails
+        try:
+            experiment.decode_training_sources(
+                some, tmp_path / "first", tmp_path / output, prepared, "cpu", said.append
+            )
+        except KeyboardInterrupt:
+            assert share == 0.3
+        finally:
+            experiment._join_shards = real
+    for name in ("rows.npy", "l2r.ids", "r2l.ids", "l2r.offsets", "r2l.offsets", "usable.npy"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_the_last_stage_can_be_asked_for_more_and_nothing_else(prepared: Prepared, tmp_path: Path) -> None:
+    config = recipe(prepared)
+    config["train"]["updates"] = config["strategy"]["updates"] = 2
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    config["strategy"]["updates"] = 4
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    assert newest(tmp_path / "run").progress["update"] == 4
+    for section, option, value, message in (
+        ("strategy", "share", 0.7, r"was started with strategy\.share = 0\.5, but is now asked for 0\.7"),
+        ("model", "dropout", 0.5, r"was started with model\.dropout = 0\.1, but is now asked for 0\.5"),
+        ("train", "updates", 9, "stage first is done with 2 updates, .* but is now asked for 9; give another --output"),
+    ):
+        other = {**config, section: {**config[section], option: value}}
+        with pytest.raises(BothwaysError, match=message):
+            train(other, tmp_path / "run", device="cpu", quiet=True)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    config["strategy"]["updates"] = 5
+    train(config, tmp_path / "moved", device="cpu", quiet=True)
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+TOGETHER = {"updates": 8, "save_every": 5, "validate_every": 4, "log_every": 1, "batch_tokens": 120}
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def on_two(config: Path, run: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The command line on two gloo processes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    arguments = ["-m", "bothways", "train", str(config), "--output", str(run), "--device", "cpu", *options]
+    return subprocess.run([*launch, *arguments], env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in log_of(run) if "loss" in row]
+
+
+def validations(run: Path) -> list[float]:
+    return [row["valid_loss"] for row in log_of(run) if "valid_loss" in row]
+
+
+def assert_close_averages(found: Snapshot, expected: Snapshot) -> None:
+    """By Adam's average of the gradients. (Weights would not do: a key's bias has no gradient but rounding noise, which
+    Adam scales up.)"""
+    averages = [name for name in expected.optimizer if name.startswith("exp_avg/")]
+    assert averages and found.optimizer.keys() == expected.optimizer.keys()
+    for name in averages:
+        torch.testing.assert_close(found.optimizer[name], expected.optimizer[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alone(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A configuration without dropout, and its run on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    config = tiny(prepared.folder, "no-interaction", model={"dropout": 0.0}, train=TOGETHER)
+    train(config, folder / "run", device="cpu", quiet=True)
+    return write_config(folder / "config.yaml", config), folder / "run"
+
+
+@pytest.mark.parametrize("shard", ["ddp", "fsdp"])
+def test_two_processes_give_the_losses_of_one(alone: tuple[Path, Path], tmp_path: Path, shard: str) -> None:
+    """With a part that goes on from a checkpoint; and the checkpoint of a sharded model is that of a whole one."""
+    config, expected = alone
+    options = [f"--train.shard={shard}"]
+    for updates in (5, 8):
+        done = on_two(config, tmp_path / "run", *options, f"--train.updates={updates}")
+        assert done.returncode == 0, done.stderr
+    assert "going on after update 5" in done.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(expected), abs=1e-5)
+    assert len(losses(expected)) == 8
+    # Validated at the end of the first part as well.
+    assert [validations(tmp_path / "run")[i] for i in (0, 2)] == pytest.approx(validations(expected), abs=1e-5)
+    assert_close_averages(newest(tmp_path / "run"), newest(expected))
+
+
+WATCHED = """
+from dataclasses import replace
+import bothways.train.loop as loop
+from bothways.cli import main
+
+class Watched(loop.Trainer):
+    def _save(self):
+        state = [x for own in self.optimizer.state.values() for x in own.values() if x.dim()]
+        held = [sum(x.to_local().numel() for x in some) for some in (self.model.parameters(), state)]
+        print("HELD", self.rank, *held, self.model.parameter_count())
+        super()._save()
+
+    def _gradients(self, batches, total):
+        if self.rank == 1 and self.progress.update == 1:
+            batches = [replace(batch, weights=batch.weights * float("nan")) for batch in batches]
+        return super()._gradients(batches, total)
+
+import bothways.experiment
+bothways.experiment.Trainer = Watched
+main()
+"""
+
+
+def test_a_sharded_model_is_sharded(alone: tuple[Path, Path], tmp_path: Path) -> None:
+    """Not silently copied to every process, which the losses could not tell. And what is not finite on one process is
+    skipped on both."""
+    config, _ = alone
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED, encoding="utf-8")
+    arguments = ["train", config, "--output", tmp_path / "run", "--device", "cpu", "--quiet"]
+    options = ["--train.shard=fsdp", "--train.updates=2", "--train.save_every=1"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    done = subprocess.run(
+        [*launch, script, *arguments, *options], env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    held = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HELD")]
+    assert sorted(row[0] for row in held) == ["0", "0", "1", "1"]
+    total = int(held[0][3])
+    for rank, parameters, state, _ in held:
+        assert 0.4 * total < int(parameters) < 0.6 * total, rank
+        assert 0.8 * total < int(state) < 1.2 * total, rank  # Adam's two averages
+    before, after = (Checkpoints(tmp_path / "run").load(f"{update:06d}") for update in (1, 2))
+    assert (before.progress["skipped"], after.progress["skipped"]) == (0, 1)
+    for a, b in ((before.weights, after.weights), (before.optimizer, after.optimizer)):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_strategy_on_two_processes_is_that_of_one(prepared: Prepared, tmp_path: Path) -> None:
+    """All stages, decoding included: processes share the shards out, and one of them writes."""
+    settings = recipe(prepared)
+    settings["model"] |= {"dropout": 0.0, "future_dropout": 0.0}
+    settings["train"] |= {"updates": 3}
+    settings["strategy"] |= {"updates": 3}
+    config = write_config(tmp_path / "config.yaml", settings)
+    train(settings, tmp_path / "one", device="cpu", quiet=True)
+    done = on_two(config, tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads((tmp_path / "two" / "stages.json").read_text())) == ["first", "decoded", "final"]
+    for name in ("rows.npy", "l2r.ids", "r2l.ids", "usable.npy"):
+        assert (tmp_path / "two" / "decoded" / name).read_bytes() == (tmp_path / "one" / "decoded" / name).read_bytes()
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [2, 3])
+def test_accumulation_changes_nothing(alone: tuple[Path, Path], tmp_path: Path, accumulation: int) -> None:
+    config, expected = alone
+    train(config, tmp_path / "run", [f"--train.accumulation={accumulation}"], device="cpu", quiet=True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(expected), abs=1e-5)
+    assert_close_averages(newest(tmp_path / "run"), newest(expected))
+
+
+# -- when an update goes wrong ---------------------------------------------------------------------------------------
+
+SMALL = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "width": 16,
+    "heads": 2,
+    "feed_forward": 16,
+    "dropout": 0.0,
+    "direction": "l2r",
+}
+
+
+class Poisoned(PairBuilder):
+    """Batches of some updates have a loss that is not finite."""
+
+    poisoned: tuple[int, ...] = ()
+    value = float("nan")
+
+    def __init__(self, prepared: Prepared, *poisoned: int) -> None:
+        super().__init__(prepared.train, (L2R,))
+        self.poisoned, self.made = poisoned, 0
+
+    def build(self, rows: np.ndarray, width: int, size: int, fixed: bool) -> Batch:
+        batch = super().build(rows, width, size, fixed)
+        self.made += 1
+        weights = batch.weights * self.value if self.made - 1 in self.poisoned else batch.weights
+        return replace(batch, weights=weights)
+
+
+def trainer_of(prepared: Prepared, builder: PairBuilder, folder: Path, **options: Any) -> Trainer:
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(1)
+    model = build(parse({**tiny(prepared.folder), "model": SMALL}), 14, 14)
+    defaults = {"updates": 8, "batch_tokens": 120, "warmup": 2, "learning_rate": 1e-3, "log_every": 4, "save_every": 1}
+    config = TrainConfig(**{**defaults, "keep": 100, **options})
+    return Trainer(model, builder, config, folder, device="cpu", quiet=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("clip", [1.0, 0.0])
+def test_updates_that_are_not_finite_are_skipped_and_counted(
+    prepared: Prepared, tmp_path: Path, clip: float, value: float
+) -> None:
+    builder = Poisoned(prepared, 2, 5, 6)
+    builder.value = value
+    progress = trainer_of(prepared, builder, tmp_path / "run", clip=clip).run()
+    assert (progress.update, progress.skipped) == (8, 3)
+    checkpoints = Checkpoints(tmp_path / "run")
+    for update in (3, 6, 7):  # the skipped one is as the one before it
+        before, after = checkpoints.load(f"{update - 1:06d}"), checkpoints.load(f"{update:06d}")
+        for a, b in ((before.weights, after.weights), (before.optimizer, after.optimizer)):
+            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    stored = [checkpoints.load(f"{update:06d}").progress["skipped"] for update in range(1, 9)]
+    assert stored == [0, 0, 1, 1, 1, 2, 3, 3]  # also between two log lines
+    assert all(torch.isfinite(x).all() for x in checkpoints.load("000008").weights.values())
+    rows = log_of(tmp_path / "run")
+    assert [row.get("skipped", 0) for row in rows] == [1, 2]
+    whole = trainer_of(prepared, Poisoned(prepared), tmp_path / "whole", clip=clip)
+    whole.run()
+    healthy = log_of(tmp_path / "whole")
+    assert rows[0]["loss"] == pytest.approx(healthy[0]["loss"], rel=0.02)  # the mean over what was not skipped
+
+
+def test_too_many_skipped_updates_are_an_error(prepared: Prepared, tmp_path: Path) -> None:
+    trainer = trainer_of(prepared, Poisoned(prepared, 0, 1, 2), tmp_path / "run", max_skipped=2)
+    with pytest.raises(BothwaysError) as caught:
+        trainer.run()
+    assert str(caught.value) == (
+        "3 updates before update 4 were not finite and were skipped, more than train.max_skipped (2); "
+        "lower train.learning_rate or lengthen train.warmup"
+    )
+
+
+def test_out_of_memory_splits_the_batch_and_says_so(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Weights after it are those of a machine with more memory."""
+    builder = PairBuilder(prepared.train, (L2R,))
+    trainer_of(prepared, builder, tmp_path / "roomy").run()
+    real = loop.Objective.forward
+    sizes: list[int] = []
+
+    def cramped(self: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        found = real(self, batch)
+        sizes.append(len(batch.source))
+        if len(batch.source) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return found
+
+    monkeypatch.setattr(loop.Objective, "forward", cramped)
+    trainer = trainer_of(prepared, builder, tmp_path / "cramped")
+    trainer.quiet = False
+    capfd.readouterr()
+    trainer.run()
+    said = capfd.readouterr().err
+    assert trainer.splits == 4 and max(sizes[3:]) <= 4
+    assert "out of memory in update 0: batches are split into 2 parts from here on; results stay the same" in said
+    assert "are split into 4 parts from here on" in said
+    assert_close_averages(newest(tmp_path / "cramped"), newest(tmp_path / "roomy"))
+    assert losses(tmp_path / "cramped") == pytest.approx(losses(tmp_path / "roomy"), abs=1e-5)
+
+
+def test_out_of_memory_with_one_sentence_is_an_error(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(self: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(loop.Objective, "forward", never)
+    with pytest.raises(BothwaysError, match=r"out of memory in update 0 with one sentence at a time; lower train\.max"):
+        trainer_of(prepared, PairBuilder(prepared.train, (L2R,)), tmp_path / "run").run()
+
+
+def test_a_batch_that_cannot_be_built_is_an_error_in_the_loop(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong in the thread that builds ahead is raised where the batch is used."""
+
+    def fails(*arguments: object) -> Batch:
+        raise ZeroDivisionError("in the thread")
+
+    monkeypatch.setattr(PairBuilder, "build", fails)
+    with pytest.raises(ZeroDivisionError, match="in the thread"):
+        trainer_of(prepared, PairBuilder(prepared.train, (L2R,)), tmp_path / "run").run()
+
+
+def test_a_full_disk_while_saving_is_one_message(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bothways.train.checkpoint as checkpoint
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(BothwaysError, match="checkpoints/000001: cannot be written, no space left on device; free"):
+        trainer_of(prepared, PairBuilder(prepared.train, (L2R,)), tmp_path / "run").run()
+
+
+def test_run_opens_what_training_left(straight: tuple[Path, Path]) -> None:
+    run = Run.open(straight[1])
+    assert run.config.train.updates == 60 and run.model().training is False
