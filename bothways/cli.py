@@ -9,13 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from bothways.config import split_override
 from bothways.errors import BothwaysError, ConfigError, DataError
@@ -27,7 +28,22 @@ SEPARATOR = "\x1f"  # joins the words of an option that takes any number of them
 MANY_WORDS = ("--valid", "--test")
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+class _Interrupted(Exception):
+    """Ctrl-C, on its way past typer, which would leave without a word."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise _Interrupted(str(interrupt)) from None
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and errors only.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU if there is one.")]
@@ -36,17 +52,27 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU 
 def main() -> None:
     """Run a command; turn what it raises into one line and an exit status."""
     try:
-        app(args=_join_words(sys.argv[1:]), prog_name="bothways", standalone_mode=True)
+        try:
+            app(args=_join_words(sys.argv[1:]), prog_name="bothways", standalone_mode=True)
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be said
     except BothwaysError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on where it stopped, if it is one that resumes", 130)
+    except (KeyboardInterrupt, _Interrupted) as error:
+        _fail(str(error) or "interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+        _discard_output()  # the reader has gone; say nothing more
         raise SystemExit(1) from None
     except OSError as error:
+        _discard_output()
         why = "no space left on device" if error.errno == errno.ENOSPC else (error.strerror or str(error))
         _fail(f"{error.filename or 'output'}: {why}", 2)
+
+
+def _discard_output() -> None:
+    """What stdout could not take would be tried again, and complained about, when the interpreter exits."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, status: int) -> None:
@@ -202,6 +228,12 @@ def decode(
     ):
         if value not in accepted:
             raise ConfigError(f"{name} must be {' or '.join(accepted)}, got {value!r}")
+    if score is None and future != "none":
+        raise ConfigError(f"--future belongs to --score FILE, got {future!r} without it")
+    if score is not None and (prefix or suffix):
+        raise ConfigError("--score takes no --prefix and no --suffix: the whole text is given")
+    _must_be_files(source, prefix, suffix, score, None if future in ("none", "decoded") else future)
+    _must_differ(source, output)
     given = {
         "nbest": nbest,
         "beam": beam,
@@ -214,11 +246,12 @@ def decode(
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
     with _reading(source) as lines, _writing(output) as out:
         if score is not None:
-            _write_scores(translator, list(lines), score, future, form, out)
+            _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future, form, out)
             return
         if prefix or suffix:
             forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
-            results: Iterable[Translation] = translator.translate(list(lines), forced[0], forced[1], trace=trace)
+            sources = list(translator.checked(lines, allow_empty))
+            results: Iterable[Translation] = translator.translate(sources, forced[0], forced[1], trace=trace)
         else:
             results = translator.stream(lines, allow_empty=allow_empty, trace=trace)
         for i, result in enumerate(_counted(results, quiet)):
@@ -335,7 +368,10 @@ def bench(
     from bothways.bench import run, table
 
     peers = [name for name in against.split(",") if name]
-    rows = run(shape, device, [int(size) for size in batch.split(",")], peers, precision, repeats, _say(False))
+    sizes = batch.split(",")
+    if not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise ConfigError(f"--batch must be numbers from 1 on, with commas, got {batch!r}")
+    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(False))
     print(table(rows))
     if output:
         Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
@@ -397,6 +433,20 @@ def _lines(path: str) -> Iterator[str]:
     from bothways.data.corpus import read_lines
 
     return read_lines(path)
+
+
+def _must_be_files(*paths: str | None) -> None:
+    """Said before a model is loaded and before an output is overwritten."""
+    for path in paths:
+        if path is not None and not Path(path).exists():
+            raise DataError(f"{path}: no such file")
+        if path is not None and Path(path).is_dir():
+            raise DataError(f"{path}: is a folder, but must be a file")
+
+
+def _must_differ(source: str | None, output: str | None) -> None:
+    if source and output and Path(output).exists() and Path(source).samefile(output):
+        raise ConfigError(f"--output: {output} is the input, which would be overwritten; name another file")
 
 
 @contextmanager

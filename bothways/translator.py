@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from bothways.config import SearchConfig, changed
-from bothways.errors import SearchError
+from bothways.errors import DataError, SearchError
 from bothways.models.interface import Seq2Seq
-from bothways.run import Run, Say
+from bothways.run import Run, Say, device_of
 from bothways.search.beam import search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
 from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, Direction, turn
@@ -90,11 +90,11 @@ class Translator:
     ) -> Self:
         """A run's model on a device (a GPU if there is one), its search options changed as named."""
         run = Run.open(folder)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = device_of(device)
+        config = changed(run.config, search=search_options).search
         model = run.model(checkpoint, say).to(device)
         if precision == "bfloat16":
             model = model.to(torch.bfloat16)
-        config = changed(run.config, search=search_options).search
         return cls(run, model, config, device)
 
     def translate(
@@ -116,18 +116,24 @@ class Translator:
     def stream(self, lines: Iterable[str], allow_empty: bool = False, trace: bool = False) -> Iterator[Translation]:
         """Translate as lines come, in their order; sentences of like length within a window are decoded together."""
         window: list[str] = []
-        size, count = WINDOW * self.config.batch_sentences, 0
-        for count, line in enumerate(lines, 1):
-            if not line.strip() and not allow_empty:
-                raise SearchError(f"line {count} is empty; remove it, or allow empty lines to get empty ones back")
-            self._encode(count, line)
+        size = WINDOW * self.config.batch_sentences
+        for line in self.checked(lines, allow_empty):
             window.append(line)
             if len(window) == size:
                 yield from self._window(window, trace)
                 window = []
-        if not count:
-            raise SearchError("the input is empty: it must have at least one line")
         yield from self._window(window, trace)
+
+    def checked(self, lines: Iterable[str], allow_empty: bool = False) -> Iterator[str]:
+        """The same lines, up to one that cannot be a source."""
+        count = 0
+        for count, line in enumerate(lines, 1):
+            if not line.strip() and not allow_empty:
+                raise DataError(f"line {count} is empty; remove it, or give --allow-empty to get an empty line back")
+            self._encode(count, line)
+            yield line
+        if not count:
+            raise DataError("the input is empty; it must have at least one line")
 
     def score(
         self,
@@ -141,6 +147,11 @@ class Translator:
         The future is `none`, `decoded` (the other direction's best hypothesis for that source), or the caller's texts.
         """
         other = R2L if direction is L2R else L2R
+        for what, texts in (("targets", targets), *([] if isinstance(future, str) else [("futures", future)])):
+            if len(texts) != len(sources):
+                raise DataError(
+                    f"there are {len(sources)} sources but {len(texts)} {what}; line i of one belongs to line i"
+                )
         source_ids = [self._encode(i, text) for i, text in enumerate(sources, 1)]
         target_ids = [turn(ids, direction) for ids in self.run.target_vocabulary.encode_batch(list(targets))]
         futures: list[list[int]] | None = None
@@ -170,7 +181,7 @@ class Translator:
     def _encode(self, number: int, text: str) -> list[int]:
         ids = self.run.source_vocabulary.encode(text)
         if len(ids) > LONGEST_SOURCE:
-            raise SearchError(
+            raise DataError(
                 f"line {number} has {len(ids)} tokens, more than the {LONGEST_SOURCE} that a source may have; "
                 "split it into sentences"
             )
@@ -189,8 +200,8 @@ class Translator:
                     f"a {name} needs {direction.label} decoding, but search.direction is {self.config.direction}"
                 )
             if len(texts) != count:
-                raise SearchError(
-                    f"there are {count} sources but {len(texts)} {name}es; line i of one belongs to line i"
+                raise DataError(
+                    f"there are {count} sources but {len(texts)} lines of {name}; line i of one belongs to line i"
                 )
             forced[direction] = [turn(ids, direction) for ids in self.run.target_vocabulary.encode_batch(list(texts))]
         return forced or None
