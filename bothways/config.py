@@ -143,8 +143,10 @@ class TrainConfig(Section):
     """Weight of the loss on decoded streams; above 0 mixes in sequence-level distillation."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the matrix products; weights and optimizer stay float32."""
+    record: bool = True
+    """On one GPU, record the passes of every padded shape as CUDA graphs and replay them; elsewhere without effect."""
     compile: bool = False
-    """Compile the model with torch.compile; a handful of shapes, some minutes at the start."""
+    """Compile the model's layers with torch.compile: a minute or more at the start, which long runs win back."""
     shard: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: copy the model to each, or shard it over them."""
     start_from: str | None = None
@@ -174,6 +176,8 @@ class StrategyConfig(Section):
 
     name: Literal["fine-tuning"]
     """`fine-tuning`: train without interaction, decode a share of the sources, go on with interaction."""
+    first: str | None = None
+    """A run without interaction to start from; unset trains one."""
     share: float = Field(0.1, gt=0, le=1)
     """Share of the training sources that is decoded."""
     updates: int = Field(1_000, ge=1)

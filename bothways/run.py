@@ -31,8 +31,8 @@ from bothways.train.checkpoint import Checkpoints, load_weights, write_json, wri
 # What may change when a run goes on: how long, how often it speaks, how it decodes; not what an update computes.
 MAY_CHANGE = {
     "train": {
-        "updates", "accumulation", "compile", "shard", "validate_every", "validate_sentences", "metric", "patience",
-        "save_every", "keep", "log_every", "max_skipped",
+        "updates", "accumulation", "record", "compile", "shard", "validate_every", "validate_sentences", "metric",
+        "patience", "save_every", "keep", "log_every", "max_skipped",
     },
     "search": set(configuration.SearchConfig.model_fields),
     "strategy": {"updates"},  # how long the last stage goes on

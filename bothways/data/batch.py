@@ -24,8 +24,6 @@ from bothways.data.corpus import Pair, Texts
 from bothways.errors import DataError
 from bothways.tokens import END, L2R, PAD, R2L, Direction
 
-LOSS_MULTIPLE = 512  # N is padded to a multiple of this: few shapes, little waste
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -49,8 +47,8 @@ class Batch:
         (positions,) = bears_loss.reshape(-1).nonzero()
         labels = streams.reshape(-1)[positions]
         each = np.broadcast_to(weights[..., None], streams.shape).reshape(-1)[positions].astype(np.float32)
-        if fill:
-            gap = -len(positions) % LOSS_MULTIPLE
+        if fill:  # N then follows from the other shapes: every place of every stream that may bear a loss
+            gap = int((weights > 0).sum(1).max()) * len(streams) * streams.shape[-1] - len(positions)
             positions, labels = np.pad(positions, (0, gap)), np.pad(labels, (0, gap), constant_values=END)
             each = np.pad(each, (0, gap))
         return cls(*(torch.from_numpy(x) for x in (source, inputs, positions, labels, each)))

@@ -72,6 +72,10 @@ class Seq2Seq(nn.Module):
         """Next-token log-probabilities [D, N, V] of every node of one sentence [1, S], without a cache."""
 
     @abstractmethod
+    def layers(self) -> list[nn.Module]:
+        """The parts that repeat: compiled once each, they serve every layer of their kind."""
+
+    @abstractmethod
     def interaction_parameters(self) -> set[str]:
         """Names of the parameters that a model without interaction does not have."""
 

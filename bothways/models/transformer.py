@@ -37,7 +37,7 @@ class Memory:
 class TransformerState:
     """Memory and histories. A select moves only the table of ancestors.
 
-    Its entry [b, d, k, t] is the slot that hypothesis k descends from at step t, or -1 where that step consumed nothing.
+    Its entry [b, d, k, t] is the slot that hypothesis k descends from at step t, or -1 where it consumed nothing.
     """
 
     memory: Memory
@@ -117,6 +117,10 @@ class Transformer(Seq2Seq):
     def output_weight(self) -> Tensor:
         """See Seq2Seq."""
         return self.output.weight
+
+    def layers(self) -> list[nn.Module]:
+        """See Seq2Seq."""
+        return [*self.encoder, *self.decoder]
 
     def interaction_parameters(self) -> set[str]:
         """See Seq2Seq: what the fusions learn."""

@@ -40,6 +40,7 @@ from bothways.train.checkpoint import (
 )
 from bothways.train.loss import Objective
 from bothways.train.progress import Report
+from bothways.train.recording import Recorder
 
 Validate = Callable[[Seq2Seq], dict[str, float]]  # a model without wrapping -> metrics, `loss` among them
 LOWER_IS_BETTER = ("loss", "ter")
@@ -98,6 +99,9 @@ class Trainer:
         self.optimizer: Any = _adam(model, config)
         self.objective: Any = objective if self.is_sharded else self.accelerator.prepare(objective)
         self.folder, self.checkpoints = folder, Checkpoints(folder, config.keep, self._say)
+        records = config.record and self.device.type == "cuda" and self.world == 1
+        self.recorder = Recorder(self._pass, model, self.device) if records else None
+        self.has_fixed_shapes = records or config.compile
         self.progress = Progress()
         self.splits = 1  # parts that a batch is cut into since memory ran out
         # Since the last log: loss, likelihood, updates skipped, and the loss tokens of those.
@@ -165,41 +169,53 @@ class Trainer:
     def _batch(self, part: Update, stand_in: np.ndarray) -> Batch:
         """A part's batch; an empty part still takes its turn, with a loss of zero."""
         rows = part.rows if len(part.rows) else stand_in
-        batch = self.builder.build(rows, part.width, part.size, self.config.compile)
+        batch = self.builder.build(rows, part.width, part.size, self.has_fixed_shapes)
         if not len(part.rows):
             batch = replace(batch, weights=torch.zeros_like(batch.weights))
         return batch.pin() if self.device.type == "cuda" else batch
 
     def _learn(self, update: Update, parts: list[Batch], total: float) -> None:
         seed = np.random.SeedSequence([self.config.seed, self.rank, update.index]).generate_state(1, np.uint64)
-        self.optimizer.zero_grad(set_to_none=True)
-        batches = [batch.to(self.device) for batch in parts]
         while True:
-            torch.manual_seed(int(seed[0]) >> 1)
             try:
+                batches = self._ready(parts)
+                torch.manual_seed(int(seed[0]) >> 1)
                 loss, likelihood = self._gradients(batches, total)
                 break
             except torch.OutOfMemoryError:
-                self.optimizer.zero_grad(set_to_none=True)
                 self._split_further(update)
         self._step(loss, likelihood, update.index, total)
         self.tokens_since += total
         self.progress.loss_tokens += total
 
-    def _gradients(self, batches: list[Batch], total: float) -> tuple[Tensor, Tensor]:
-        """Forward and backward over all parts; processes exchange gradients at the last one."""
+    def _ready(self, batches: list[Batch]) -> list[Batch]:
+        """Parts small enough for memory, in their place; and gradients of zero."""
         for _ in range(int(math.log2(self.splits))):
             batches = [half for batch in batches for half in (batch.halves() if len(batch.source) > 1 else (batch,))]
+        if self.recorder is None:
+            self.optimizer.zero_grad(set_to_none=True)
+            return [batch.to(self.device) for batch in batches]
+        for batch in batches:
+            self.recorder.prepare(batch)
+        self.recorder.clear()
+        return batches
+
+    def _pass(self, batch: Batch, factor: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Forward and backward over one part: its sums of loss and likelihood; gradients of the loss times `factor`."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            loss, likelihood = self.objective(batch)
+        (loss * factor).backward()
+        return loss.detach(), likelihood
+
+    def _gradients(self, batches: list[Batch], total: float) -> tuple[Tensor, Tensor]:
+        """Forward and backward over all parts; processes exchange gradients at the last one."""
         losses = torch.zeros((), device=self.device)
         likelihoods = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
-            is_last = i == len(batches) - 1
-            with self._exchange(is_last):
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-                    loss, likelihood = self.objective(batch)
-                # Processes' gradients are averaged, so each counts its share `world` times.
-                (loss * (self.world / total)).backward()
-            losses, likelihoods = losses + loss.detach(), likelihoods + likelihood
+            factor = self.world / total  # processes' gradients are averaged, so each counts its share `world` times
+            with self._exchange(i == len(batches) - 1):
+                loss, likelihood = (self.recorder.replay if self.recorder else self._pass)(batch, factor)
+            losses, likelihoods = losses + loss, likelihoods + likelihood
         return losses, likelihoods
 
     def _exchange(self, wanted: bool) -> AbstractContextManager[None]:
@@ -281,7 +297,7 @@ class Trainer:
         model = self._whole_model()
         if self.rank == 0:
             model.eval()
-            with torch.no_grad():
+            with torch.no_grad(), torch.compiler.set_stance("force_eager" if self.config.compile else "default"):
                 found[0] = self.validate(model)
             model.train()
         broadcast_object_list(found)

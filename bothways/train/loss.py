@@ -20,13 +20,20 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.smoothing = smoothing
-        self.hidden = torch.compile(model.hidden, dynamic=False) if compiled else model.hidden
+        if compiled:
+            torch._dynamo.config.cache_size_limit = 256  # a shape for each padded length
+            for layer in model.layers():
+                layer.compile(dynamic=False)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted sums over the batch: the loss, and the plain negative log-likelihood (which has no gradient)."""
-        hidden = self.hidden(batch.source, batch.inputs).flatten(0, 2)
+        hidden = self.model.hidden(batch.source, batch.inputs).flatten(0, 2)
         loss, likelihood = linear_cross_entropy(
-            hidden[batch.positions], self.model.output_weight, batch.labels, batch.weights, self.smoothing
+            hidden.index_select(0, batch.positions),
+            self.model.output_weight,
+            batch.labels,
+            batch.weights,
+            self.smoothing,
         )
         return loss, likelihood
 

@@ -2,7 +2,7 @@
 
 Training and decoding come in as callables; what a stage has finished is written down in `stages.json`.
 
-    fine-tuning   1  first    train without interaction, on gold text in both directions
+    fine-tuning   1  first    train without interaction, on gold text in both directions (or take a run that is there)
                   2  decoded  decode a share of the training sources with it
                   3  final    go on from its weights with interaction, on the triples
 """
@@ -35,12 +35,17 @@ class Stage:
 def fine_tuning(config: Config, output: Path, train: Train, decode: Decode) -> list[Stage]:
     """The stages of the fine-tuning strategy; the final run is `output` itself."""
     assert config.strategy is not None
-    first, decoded, more = output / "first", output / "decoded", config.strategy.updates
-    return [
-        Stage("first", first, lambda: train(without_interaction(config), first), config.train.updates),
+    given = config.strategy.first
+    first, decoded = Path(given) if given else output / "first", output / "decoded"
+    stages = [
         Stage("decoded", decoded, lambda: decode(config, first, decoded)),
-        Stage("final", output, lambda: train(with_interaction(config, first, decoded), output), more),
+        Stage(
+            "final", output, lambda: train(with_interaction(config, first, decoded), output), config.strategy.updates
+        ),
     ]
+    if given:
+        return stages
+    return [Stage("first", first, lambda: train(without_interaction(config), first), config.train.updates), *stages]
 
 
 def without_interaction(config: Config) -> Config:
