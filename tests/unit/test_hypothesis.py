@@ -9,12 +9,14 @@ from toy import Futures, Script
 
 from bothways.errors import SearchError
 from bothways.search.hypothesis import (
+    GROUP,
     End,
     Found,
     Hypothesis,
     TraceStep,
     extend,
     first_ones,
+    largest,
     length_norm,
     order_key,
     partners_of,
@@ -50,6 +52,22 @@ def test_extend_takes_the_best_of_all_slots() -> None:
     assert best == [-1.5, -2.25, -2.75, -4.0]
     assert (origin, token) == ([0, 1, 1, 0], [1, 0, 2, 2])
     assert log_prob == [-0.5, -0.25, -0.75, -3.0]
+
+
+@pytest.mark.parametrize("size", [1, 8, GROUP - 1, GROUP, 8 * GROUP, 8 * GROUP + 1, 20 * GROUP + 77])
+@pytest.mark.parametrize("distinct", [10**6, 50, 2, 1], ids=lambda n: f"{n} values")
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_largest_finds_what_topk_finds(size: int, distinct: int, count: int) -> None:
+    """Equal values, impossible tokens and a vocabulary that is no multiple of the group included."""
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randint(distinct, (3, 2, 2, size), generator=generator).float()
+    x[0] = -inf
+    x[1, ..., size // 2 :] = -inf
+    count = min(count, size)
+    values, indices = largest(x, count)
+    assert torch.equal(values, x.topk(count).values)
+    assert torch.equal(x.gather(-1, indices), values)
+    assert all(len(set(row)) == count for row in indices.flatten(0, -2).tolist())
 
 
 def test_extend_lets_one_slot_place_all() -> None:
