@@ -4,13 +4,15 @@ A YAML file and `--section.option=value` both arrive in `load`; what comes out i
 complete, and saved with the run.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from bothways.errors import ConfigError
 
@@ -211,13 +213,32 @@ class Config(Section):
     """Stages before and after; unset trains once."""
 
 
+SECTIONS: dict[str, type[Section]] = {
+    "model": ModelConfig,
+    "search": SearchConfig,
+    "train": TrainConfig,
+    "strategy": StrategyConfig,
+}
+KINDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}
+REFERENCE_HEAD = """# Options
+
+One YAML file describes a run, and `--section.option=value` on the command line overrides it. An unknown key, a wrong
+type or an impossible value is an error that names the key. This page is written by
+`python -m bothways.config > docs/options.md`."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as everyone expects."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """YAML in which the text `1e-3` has quotes."""
+
+
+for _either in (_Loader, _Dumper):
+    _either.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 def load(path: str | Path | None, overrides: Sequence[str] = (), **extra: Any) -> Config:
@@ -267,7 +288,7 @@ def changed(config: Config, **sections: Any) -> Config:
 
 def dump(config: Config) -> str:
     """YAML of every option, resolved."""
-    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def explain(error: ValidationError, where: str) -> str:
@@ -288,17 +309,69 @@ def explain(error: ValidationError, where: str) -> str:
     return f"{where}: " + "; ".join(lines)
 
 
+def reference() -> str:
+    """docs/options.md: every option with what it accepts, its default and its meaning, from this file."""
+    parts = [REFERENCE_HEAD]
+    sections: dict[str, type[Section]] = {"": Config, **SECTIONS}
+    for name, section in sections.items():
+        title = f"`{name}`" if name else "The whole file"
+        rows = [
+            f"| `{name}{'.' if name else ''}{key}` | {_accepts(field)} | {_default(field)} | {field.description} |"
+            for key, field in section.model_fields.items()
+        ]
+        text = "" if section is Config else f"{section.__doc__}\n\n"
+        parts.append(
+            f"## {title}\n\n{text}| Option | Accepts | Default | Meaning |\n|---|---|---|---|\n" + "\n".join(rows)
+        )
+    head = "| Preset | " + " | ".join(f"`{key}`" for key in PRESETS["tiny"]) + " |"
+    rows = [f"| `{name}` | " + " | ".join(map(str, values.values())) + " |" for name, values in PRESETS.items()]
+    parts.append(
+        "\n".join(["## Presets of `model.preset`", "", head, "|---" * (1 + len(PRESETS["tiny"])) + "|", *rows])
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _accepts(field: FieldInfo) -> str:
+    """A field's type and bounds, in words."""
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    if get_origin(field.annotation) is Literal:
+        words = [f"`{value}`" for value in kinds]
+    elif get_origin(field.annotation) is list:
+        words = ["two numbers"]
+    else:
+        words = []
+        for kind in kinds:
+            if get_origin(kind) is Literal:
+                words += [f"`{value}`" for value in get_args(kind)]
+            else:
+                is_section = isinstance(kind, type) and issubclass(kind, Section)
+                words.append("options, see below" if is_section else KINDS[kind])
+    signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+    bounds = [
+        f"{sign} {getattr(bound, name)}"
+        for bound in field.metadata
+        for name, sign in signs
+        if getattr(bound, name, None) is not None and getattr(bound, name) < 2**60
+    ]
+    optional = ["or unset"] if type(None) in get_args(field.annotation) else []
+    return " ".join([", ".join([*words, *bounds]), *optional])
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default is None:
+        return "unset"
+    if isinstance(field.default, Section):
+        return "see below"
+    return f"`{json.dumps(field.default)}`" if not isinstance(field.default, str) else f"`{field.default}`"
+
+
 def _accepted(location: Sequence[str | int]) -> list[str]:
     """The keys of the section that an unknown key stands in."""
     section: type[Section] = Config
-    sections: dict[str, type[Section]] = {
-        "model": ModelConfig,
-        "search": SearchConfig,
-        "train": TrainConfig,
-        "strategy": StrategyConfig,
-    }
     for part in location[:-1]:
-        section = sections.get(str(part), section)
+        section = SECTIONS.get(str(part), section)
     return list(section.model_fields)
 
 
@@ -325,3 +398,7 @@ def _assign(raw: dict[str, Any], names: Sequence[str], value: Any, override: str
         if not isinstance(raw, dict):
             raise ConfigError(f"override {override!r}: {name} is not a section")
     raw[last] = value
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
