@@ -256,6 +256,7 @@ def decode(
             results = translator.stream(lines, allow_empty=allow_empty, trace=trace)
         for i, result in enumerate(_counted(results, quiet)):
             out.write(_formatted(i, result, form, translator.config.nbest))
+            out.flush()  # whoever reads a pipe need not wait for the rest
 
 
 @app.command()
@@ -468,7 +469,9 @@ def _writing(path: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
     else:
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
+        from bothways.data.corpus import writing
+
+        with writing(path), open(path, "w", encoding="utf-8", newline="\n") as file:
             yield file
 
 
