@@ -1,0 +1,153 @@
+"""Forced scores: what a model gives a text it is told to say, in one direction, under a stated future."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from corpus import tiny
+
+from bothways.config import parse
+from bothways.data.corpus import Prepared
+from bothways.errors import BothwaysError
+from bothways.models.table import resolve
+from bothways.run import Run
+from bothways.search.hypothesis import length_norm
+from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
+from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
+from bothways.translator import Translator
+
+CLOSE = 1e-5
+SYSTEMS = ["transformer-l2r", "transformer-r2l", "no-interaction", "bift"]
+SOURCES = ["a b c d", "h", "< a b", "e f g h a b c", "d d", "< c"]
+TARGETS = ["b a d", "c c c c c", "h", "", "a b c d e f g h a", "g"]
+
+
+def translator_of(prepared: Prepared, folder: Path, system: str, seed: int = 1, **search: object) -> Translator:
+    """A model with random weights, sharper than fresh ones."""
+    settings = tiny(prepared.folder, system, model={"future_weight": 0.8})
+    config = resolve(parse({**settings, "train": {"seed": seed}}))
+    run = Run.create(folder, config, prepared)
+    model = run.fresh_model()
+    with torch.no_grad():
+        model.output_weight.mul_(3)
+    Checkpoints(folder).save(Snapshot(weights_of(model), {}, {"update": 1}))
+    options = {"beam": 4, "nbest": 4, **search}
+    return Translator.open(folder, device="cpu", **options)
+
+
+def by_hand(
+    translator: Translator, source: str, target: list[int], direction: Direction, future: list[int] | None
+) -> list[float]:
+    """One sentence, one position at a time, from the model's distributions. Texts in generation order."""
+    run = translator.run
+    sources = torch.tensor([[*run.source_vocabulary.encode(source), END]])
+    scores = []
+    for i, token in enumerate([*target, END]):
+        own = [direction.tag, *target][: i + 1]
+        streams = {direction: own}
+        if future is not None:
+            other = Direction(1 - direction)
+            streams[other] = ([other.tag, *future] + [0] * len(own))[: len(own)]
+        inputs = torch.tensor([[streams[d] for d in sorted(streams)]])
+        with torch.no_grad():
+            log_probs = translator.model(sources, inputs)
+        scores.append(log_probs[0, sorted(streams).index(direction), i, token].item())
+    return scores
+
+
+def encoded(translator: Translator, texts: list[str], direction: Direction) -> list[list[int]]:
+    return [turn(ids, direction) for ids in translator.run.target_vocabulary.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_without_a_future_it_is_the_sum_of_teacher_forced_log_probabilities(
+    prepared: Prepared, tmp_path: Path, system: str
+) -> None:
+    translator = translator_of(prepared, tmp_path / "run", system, length_penalty=0.6)
+    for direction in translator.directions:
+        found = translator.score(SOURCES, TARGETS, direction)
+        for source, target, one in zip(SOURCES, encoded(translator, TARGETS, direction), found, strict=True):
+            expected = by_hand(translator, source, target, direction, None)
+            generated = one.token_scores[:: 1 if direction is L2R else -1]
+            assert generated == pytest.approx(expected, abs=CLOSE)
+            norm = float(length_norm(len(target) + 1, 0.6))
+            assert one.score == pytest.approx(sum(expected) / norm, abs=CLOSE)
+            assert one.direction == direction.label and not one.cut_off
+            assert one.tokens[-1 if direction is L2R else 0] == "</s>"
+        assert [one.text for one in found] == TARGETS
+
+
+@pytest.mark.parametrize("direction", [L2R, R2L])
+def test_under_a_given_future(prepared: Prepared, tmp_path: Path, direction: Direction) -> None:
+    translator = translator_of(prepared, tmp_path / "run", "bift")
+    futures = ["a", "b c d e f g h", "", "c", "d d d", "e f"]
+    found = translator.score(SOURCES, TARGETS, direction, futures)
+    others = encoded(translator, futures, Direction(1 - direction))
+    plain = translator.score(SOURCES, TARGETS, direction)
+    for i, target in enumerate(encoded(translator, TARGETS, direction)):
+        expected = by_hand(translator, SOURCES[i], target, direction, others[i])
+        assert found[i].token_scores[:: 1 if direction is L2R else -1] == pytest.approx(expected, abs=CLOSE)
+        assert abs(found[i].score - plain[i].score) > 1e-4  # the future matters
+
+
+@pytest.mark.parametrize("direction", [L2R, R2L])
+def test_the_decoded_future_is_the_other_directions_best(
+    prepared: Prepared, tmp_path: Path, direction: Direction
+) -> None:
+    translator = translator_of(prepared, tmp_path / "run", "bift", seed=6, length_penalty=0.0)
+    other = Direction(1 - direction)
+    decoded = [one.best[other.label].text for one in translator.translate(SOURCES)]
+    assert len(set(decoded)) > 1
+    found = translator.score(SOURCES, TARGETS, direction, "decoded")
+    expected = translator.score(SOURCES, TARGETS, direction, decoded)
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=CLOSE)
+    own = [one.best[direction.label].text for one in translator.translate(SOURCES)]
+    wrong = translator.score(SOURCES, TARGETS, direction, own)
+    assert [one.score for one in found] != pytest.approx([one.score for one in wrong], abs=1e-3)
+
+
+@pytest.mark.parametrize("system, future", [*((system, "none") for system in SYSTEMS), ("bift", "decoded")])
+def test_a_score_does_not_depend_on_its_batch(prepared: Prepared, tmp_path: Path, system: str, future: str) -> None:
+    translator = translator_of(prepared, tmp_path / "run", system, seed=3)
+    for direction in translator.directions:
+        together = translator.score(SOURCES, TARGETS, direction, future)
+        order = [3, 0, 5, 1, 4, 2]
+        other = translator.score([SOURCES[i] for i in order], [TARGETS[i] for i in order], direction, future)
+        for place, i in enumerate(order):
+            (alone,) = translator.score([SOURCES[i]], [TARGETS[i]], direction, future)
+            for one in (alone, other[place]):
+                assert one.tokens == together[i].tokens
+                assert one.token_scores == pytest.approx(together[i].token_scores, abs=CLOSE)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.3])
+@pytest.mark.parametrize("system", ["transformer-l2r", "transformer-r2l", "no-interaction"])
+def test_forcing_what_search_found_gives_the_score_that_search_gave(
+    prepared: Prepared, tmp_path: Path, system: str, length_penalty: float
+) -> None:
+    translator = translator_of(prepared, tmp_path / "run", system, seed=4, length_penalty=length_penalty)
+    compared = 0
+    for source, result in zip(SOURCES, translator.translate(SOURCES), strict=True):
+        for hypothesis in result.hypotheses:
+            if hypothesis.cut_off:
+                continue
+            direction = next(d for d in DIRECTIONS["both"] if d.label == hypothesis.direction)
+            (forced,) = translator.score([source], [hypothesis.text], direction)
+            assert forced.tokens == hypothesis.tokens
+            assert forced.token_scores == pytest.approx(hypothesis.token_scores, abs=CLOSE)
+            assert forced.score == pytest.approx(hypothesis.score, abs=CLOSE)
+            compared += 1
+    assert compared >= 5
+
+
+def test_a_model_that_reads_no_future_says_so(prepared: Prepared, tmp_path: Path) -> None:
+    translator = translator_of(prepared, tmp_path / "run", "no-interaction")
+    for future in ("decoded", TARGETS):
+        with pytest.raises(BothwaysError, match="is a no-interaction run, which reads no future; accepted: none"):
+            translator.score(SOURCES, TARGETS, L2R, future)
+    with pytest.raises(BothwaysError, match="the future must be none, decoded, or a list of texts, got 'gold'"):
+        translator_of(prepared, tmp_path / "bift", "bift").score(SOURCES, TARGETS, L2R, "gold")
+    with pytest.raises(BothwaysError, match="there are 6 sources but 5 targets"):
+        translator.score(SOURCES, TARGETS[1:], L2R)
+    with pytest.raises(BothwaysError, match="there are 6 sources but 7 futures"):
+        translator.score(SOURCES, TARGETS, L2R, [*TARGETS, "a"])
