@@ -33,7 +33,7 @@ class Output:
     text: str
     score: float  # length-normalized log-probability
     direction: str  # which direction generated it: "l2r" or "r2l"
-    cut_off: bool  # the maximum length came before the end mark
+    cut_off: bool  # it has no end mark: the maximum length, or the end of the search, came first
     tokens: list[str]  # subwords in reading order; the end mark stands where it was generated: last, of r2l first
     token_scores: list[float]  # their log-probabilities
 
@@ -257,11 +257,9 @@ def _decode_batch(
 ) -> Iterator[tuple[int, Found]]:
     """One batch; when memory runs out, its halves."""
     try:
-        beginnings, longest = None, 0
-        if forced:
-            beginnings = [[forced[d][i] if d in forced else [] for d in directions] for i in places]
-            longest = max(len(tokens) for row in beginnings for tokens in row)
-        limits = [max_length(config, len(sources[i])) + longest for i in places]
+        beginnings = [[forced[d][i] if forced and d in forced else [] for d in directions] for i in places]
+        lengths = [max(map(len, row)) for row in beginnings]
+        limits = [max_length(config, len(sources[i])) + length for i, length in zip(places, lengths, strict=True)]
         K = 1 if config.greedy else config.beam // len(directions)
         with torch.inference_mode():
             state = model.start(padded([[*sources[i], END] for i in places]).to(device), len(directions), K)
@@ -271,7 +269,7 @@ def _decode_batch(
                 torch.tensor(limits, device=device),
                 directions,
                 config,
-                None if beginnings is None or not longest else _padded_twice(beginnings, longest).to(device),
+                _padded_twice(beginnings, max(lengths)).to(device) if any(lengths) else None,
                 trace,
             )
     except torch.OutOfMemoryError:
@@ -296,7 +294,11 @@ def max_length(config: SearchConfig, source_length: int) -> int:
 def decoded_futures(
     model: Seq2Seq, sources: Sequence[Sequence[int]], direction: Direction, config: SearchConfig, device: torch.device
 ) -> list[list[int]]:
-    """The best hypothesis of one direction for every source, when both decode; in generation order."""
+    """The best complete hypothesis of one direction for every source, when both decode; in generation order.
+
+    It need not be the winner, so the search goes on to its end; where none is complete, the best one as it stands.
+    """
+    config = config.model_copy(update={"early_stop": False, "direction": "both"})
     futures: list[list[int]] = [[]] * len(sources)
     for i, found in decode(model, sources, (L2R, R2L), config, device):
         futures[i] = found.best[direction].tokens if direction in found.best else []

@@ -30,7 +30,7 @@ from bothways.translator import Translation, Translator
 METRICS = ("exact_match", "bleu", "first4", "last4", "length_ratio")
 FIRST_UPDATES, FURTHER_UPDATES = 900, 300
 RECIPE: dict[str, Any] = {
-    "model": {"preset": "tiny", "dropout": 0.1},
+    "model": {"preset": "tiny", "dropout": 0.0},
     "search": {"beam": 4, "batch_sentences": 64},
     "train": {
         "updates": FIRST_UPDATES,

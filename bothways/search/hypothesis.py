@@ -46,7 +46,7 @@ class Hypothesis:
     token_scores: list[float]  # log-probability of each token and, unless cut off, of the end mark
     score: float  # length-normalized log-probability
     direction: Direction  # reading_order undoes r2l, here and nowhere else
-    cut_off: bool  # the maximum length came before the end mark
+    cut_off: bool  # it has no end mark: the maximum length, or the end of the search, came first
 
     @property
     def reading_order(self) -> list[int]:

@@ -14,7 +14,7 @@ from bothways.run import Run
 from bothways.search.hypothesis import length_norm
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
-from bothways.translator import Translator
+from bothways.translator import Translator, decode, decoded_futures
 
 CLOSE = 1e-5
 SYSTEMS = ["transformer-l2r", "transformer-r2l", "no-interaction", "bift"]
@@ -151,3 +151,24 @@ def test_a_model_that_reads_no_future_says_so(prepared: Prepared, tmp_path: Path
         translator.score(SOURCES, TARGETS[1:], L2R)
     with pytest.raises(BothwaysError, match="there are 6 sources but 7 futures"):
         translator.score(SOURCES, TARGETS, L2R, [*TARGETS, "a"])
+
+
+def test_a_forced_neighbour_changes_no_sentence(prepared: Prepared, tmp_path: Path) -> None:
+    """The maximum length is a sentence's own, however long the beginnings that its neighbours are given."""
+    translator = translator_of(prepared, tmp_path / "run", "no-interaction", max_length=3, batch_sentences=64)
+    alone = [translator.translate([source])[0].text for source in SOURCES]
+    prefixes = ["" if i else "a b c d e f g h a b c d" for i in range(len(SOURCES))]
+    together = [result.text for result in translator.translate(SOURCES, prefixes)]
+    assert together[1:] == alone[1:]
+    assert together[0].startswith(prefixes[0])
+
+
+def test_decoded_futures_are_the_best_complete_ones(prepared: Prepared, tmp_path: Path) -> None:
+    """Also of a direction that loses: nothing of it is left out because the other won early."""
+    translator = translator_of(prepared, tmp_path / "run", "bift", max_length=6, nbest=1)
+    sources = [translator.run.source_vocabulary.encode(source) for source in SOURCES]
+    full = translator.config.model_copy(update={"early_stop": False})
+    for direction in (L2R, R2L):
+        found = decoded_futures(translator.model, sources, direction, translator.config, translator.device)
+        whole = dict(decode(translator.model, sources, (L2R, R2L), full, translator.device))
+        assert found == [whole[i].best[direction].tokens for i in range(len(sources))]
