@@ -113,7 +113,7 @@ def prepare(
 
     Example: bothways prepare --source train.en --target train.de --valid dev dev.en dev.de --output data/
     """
-    from bothways.data.corpus import prepare as run
+    from bothways.data.prepare import prepare as run
 
     if kind not in ("bpe", "words"):
         raise ConfigError(f"--kind must be bpe or words, got {kind!r}")
@@ -205,9 +205,7 @@ def decode(
     prefix: Annotated[str | None, typer.Option(help="File: how line i must begin (forces l2r).")] = None,
     suffix: Annotated[str | None, typer.Option(help="File: how line i must end (forces r2l).")] = None,
     score: Annotated[str | None, typer.Option(help="File of targets: print their forced scores instead.")] = None,
-    future: Annotated[
-        str, typer.Option(help="With --score: none, decoded, or a file of the other side's text.")
-    ] = "none",
+    future: Annotated[str, typer.Option(help="With --score: none, decoded, or a file of futures.")] = "none",
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16 (faster, no longer exact).")] = "float32",
@@ -222,25 +220,16 @@ def decode(
     """
     from bothways.translator import Translator
 
-    for value, name, accepted in (
-        (form, "--format", ("text", "jsonl")),
-        (precision, "--precision", ("float32", "bfloat16")),
-    ):
-        if value not in accepted:
-            raise ConfigError(f"{name} must be {' or '.join(accepted)}, got {value!r}")
+    _must_be_one_of("--format", form, ("text", "jsonl"))
+    _must_be_one_of("--precision", precision, ("float32", "bfloat16"))
     if score is None and future != "none":
         raise ConfigError(f"--future belongs to --score FILE, got {future!r} without it")
     if score is not None and (prefix or suffix):
         raise ConfigError("--score takes no --prefix and no --suffix: the whole text is given")
     _must_be_files(source, prefix, suffix, score, None if future in ("none", "decoded") else future)
     _must_differ(source, output)
-    given = {
-        "nbest": nbest,
-        "beam": beam,
-        "batch_sentences": batch,
-        "direction": direction,
-        "length_penalty": length_penalty,
-    }
+    given: dict[str, Any] = {"nbest": nbest, "beam": beam, "batch_sentences": batch, "direction": direction}
+    given["length_penalty"] = length_penalty
     options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
     say = _say(quiet)
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
@@ -248,12 +237,10 @@ def decode(
         if score is not None:
             _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future, form, out)
             return
+        results: Iterable[Translation] = translator.stream(lines, allow_empty, trace)
         if prefix or suffix:
             forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
-            sources = list(translator.checked(lines, allow_empty))
-            results: Iterable[Translation] = translator.translate(sources, forced[0], forced[1], trace=trace)
-        else:
-            results = translator.stream(lines, allow_empty=allow_empty, trace=trace)
+            results = translator.translate(list(translator.checked(lines, allow_empty)), forced[0], forced[1], trace)
         for i, result in enumerate(_counted(results, quiet)):
             out.write(_formatted(i, result, form, translator.config.nbest))
             out.flush()  # whoever reads a pipe need not wait for the rest
@@ -431,9 +418,14 @@ def _search_options(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _lines(path: str) -> Iterator[str]:
-    from bothways.data.corpus import read_lines
+    from bothways.data.files import read_lines
 
     return read_lines(path)
+
+
+def _must_be_one_of(option: str, value: str, accepted: Sequence[str]) -> None:
+    if value not in accepted:
+        raise ConfigError(f"{option} must be {' or '.join(accepted)}, got {value!r}")
 
 
 def _must_be_files(*paths: str | None) -> None:
@@ -452,7 +444,7 @@ def _must_differ(source: str | None, output: str | None) -> None:
 
 @contextmanager
 def _reading(path: str | None) -> Iterator[Iterator[str]]:
-    from bothways.data.corpus import read_stream
+    from bothways.data.files import read_stream
 
     if path is not None:
         yield _lines(path)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bothways.data.corpus import Prepared, prepare
+from bothways.data.corpus import Prepared
+from bothways.data.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "abcdefgh"
@@ -85,7 +86,7 @@ def write_config(path: Path, config: dict[str, Any]) -> Path:
 def environment() -> dict[str, str]:
     """What a subprocess needs to find the checkout, on one thread."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE", "PYTEST"))}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def start(*arguments: str | Path, before: str = "", **options: Any) -> subprocess.Popen[str]:

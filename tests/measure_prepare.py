@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bothways.data.corpus import prepare
+from bothways.data.prepare import prepare
 
 SYLLABLES = "ka to mi re su no la be ti or en sch ung er ver pla ni sto gra da lu fe".split()
 

@@ -14,7 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from bothways.data.corpus import EvalFiles, FileName, Progress, different_counts, read_numbered
+from bothways.data.files import FileName, different_counts, read_numbered
+from bothways.data.prepare import EvalFiles, Progress
 from bothways.errors import DataError
 
 RATIO, RATIO_WORDS = 3, 10  # a pair is suspicious if one side has over 10 words, and over 3 times those of the other

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from bothways import config as configuration
 from bothways.config import Config
-from bothways.data.corpus import Prepared, prepare
+from bothways.data.corpus import Prepared
+from bothways.data.prepare import prepare
 from bothways.demo.spoken import write
 from bothways.errors import ConfigError
 from bothways.evaluate.scores import score

@@ -6,7 +6,7 @@ import pytest
 from corpus import tiny, write_pairs
 
 from bothways import load, train
-from bothways.data.corpus import prepare
+from bothways.data.prepare import prepare
 
 PAIRS = [
     ("the cat sleeps", "die Katze schläft"),

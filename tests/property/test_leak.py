@@ -25,6 +25,7 @@ from bothways.run import Run
 from bothways.tokens import END, L2R, PAD, R2L, TAG_R2L, Direction, turn
 from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
 from bothways.train.loss import Objective
+from bothways.translator import Translator
 
 V = 19
 LENGTHS = [5, 8, 1, 4, 2]
@@ -244,7 +245,10 @@ def test_futures_are_made_from_the_source_alone(prepared: Prepared, tmp_path: Pa
         )
     )
     run = Run.create(tmp_path / "first", first.model_copy(update={"strategy": None}), prepared)
-    weights = weights_of(run.fresh_model())
+    model = run.fresh_model()
+    with torch.no_grad():
+        model.output_weight.mul_(3)  # decisive, so that hypotheses differ and some end
+    weights = weights_of(model)
     Checkpoints(run.folder).save(Snapshot(weights, {}, {"update": 1}))
     other = tmp_path / "other"
     draw = np.random.default_rng(0)
@@ -260,3 +264,12 @@ def test_futures_are_made_from_the_source_alone(prepared: Prepared, tmp_path: Pa
     for d in (L2R, R2L):
         assert len(a.texts[d].ids) and a.texts[d].ids.tolist() == b.texts[d].ids.tolist()
         assert a.texts[d].offsets.tolist() == b.texts[d].offsets.tolist()
+    # And it is what the run decodes, in reading order.
+    translator = Translator.open(run.folder, device="cpu", greedy=True)
+    vocabulary = prepared.source_vocabulary
+    for place, row in enumerate(a.rows[:20].tolist()):
+        (found,) = translator.translate([vocabulary.decode(prepared.train.source[row].tolist())])
+        for d in (L2R, R2L):
+            text = prepared.target_vocabulary.decode(a.texts[d][place].tolist())
+            assert text == found.best[d.label].text
+            assert a.usable[place, d] == (bool(text) and not found.best[d.label].cut_off)

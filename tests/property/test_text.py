@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.data.check import check, render
-from bothways.data.corpus import Texts, TextsWriter, prepare, read_lines
+from bothways.data.corpus import Texts, TextsWriter
+from bothways.data.files import read_lines
+from bothways.data.prepare import prepare
 from bothways.errors import DataError
 from bothways.text.vocabulary import Vocabulary
 from bothways.tokens import END, PAD, SPECIAL_TOKENS

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bothways.data import corpus
-from bothways.data.corpus import Prepared, Texts, TextsWriter, prepare, read_lines, read_pair, read_stream
+from bothways.data import files as reading
+from bothways.data.corpus import Prepared, Texts, TextsWriter
+from bothways.data.files import read_lines, read_pair, read_stream
+from bothways.data.prepare import prepare
 from bothways.errors import BothwaysError, ConfigError, DataError, VocabularyError
 from bothways.text.vocabulary import Vocabulary
 from bothways.tokens import END, PAD
@@ -117,7 +119,7 @@ def test_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         list(read_lines(tmp_path / "d"))
     with pytest.raises(DataError, match="standard input, line 1: byte 0xff at position 1 is not UTF-8"):
         list(read_stream(io.BytesIO(b"\xff\xfea\0\n\0"), "standard input"))
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 4)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 4)
     (tmp_path / "e").write_bytes(b"abcd\nabcdef\n")
     with pytest.raises(DataError, match=r"e, line 1: is longer than 4 bytes; is this text\?"):
         list(read_lines(tmp_path / "e"))

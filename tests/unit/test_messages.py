@@ -14,7 +14,8 @@ from corpus import ROOT, command, start, tiny, write_config, write_lines, write_
 
 from bothways import cli
 from bothways.data import corpus as corpus_module
-from bothways.data.corpus import Prepared, prepare
+from bothways.data.corpus import Prepared
+from bothways.data.prepare import prepare
 from bothways.experiment import train
 
 Say = Callable[..., tuple[int, str, str]]
