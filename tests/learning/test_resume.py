@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,10 +319,12 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def on_two(config: Path, run: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def on_two(
+    config: Path, run: Path, *options: str, program: Sequence[str] = ("-m", "bothways")
+) -> subprocess.CompletedProcess[str]:
     """The command line on two gloo processes."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    arguments = ["-m", "bothways", "train", str(config), "--output", str(run), "--device", "cpu", *options]
+    arguments = [*program, "train", str(config), "--output", str(run), "--device", "cpu", *options]
     return subprocess.run([*launch, *arguments], env=environment(), capture_output=True, text=True, timeout=120)
 
 
@@ -397,12 +399,8 @@ def test_a_sharded_model_is_sharded(alone: tuple[Path, Path], tmp_path: Path) ->
     config, _ = alone
     script = tmp_path / "watched.py"
     script.write_text(WATCHED, encoding="utf-8")
-    arguments = ["train", config, "--output", tmp_path / "run", "--device", "cpu", "--quiet"]
-    options = ["--train.shard=fsdp", "--train.updates=2", "--train.save_every=1"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    done = subprocess.run(
-        [*launch, script, *arguments, *options], env=environment(), capture_output=True, text=True, timeout=120
-    )
+    options = ["--quiet", "--train.shard=fsdp", "--train.updates=2", "--train.save_every=1"]
+    done = on_two(config, tmp_path / "run", *options, program=[str(script)])
     assert done.returncode == 0, done.stderr
     held = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HELD")]
     assert sorted(row[0] for row in held) == ["0", "0", "1", "1"]
@@ -416,16 +414,35 @@ def test_a_sharded_model_is_sharded(alone: tuple[Path, Path], tmp_path: Path) ->
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+SHARED = """
+import os, bothways.experiment as experiment
+from bothways.cli import main
+
+real, experiment.SHARD = experiment._decode_shard, 6
+
+def watched(*arguments):
+    os.write(1, f"SHARD {os.environ['RANK']} {arguments[-1].name}\\n".encode())
+    real(*arguments)
+
+experiment._decode_shard = watched
+main()
+"""
+
+
 def test_a_strategy_on_two_processes_is_that_of_one(prepared: Prepared, tmp_path: Path) -> None:
-    """All stages, decoding included: processes share the shards out, and one of them writes."""
+    """All stages, decoding included: processes share the shards out, and one of them joins them."""
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED, encoding="utf-8")
     settings = recipe(prepared)
     settings["model"] |= {"dropout": 0.0, "future_dropout": 0.0}
     settings["train"] |= {"updates": 3}
     settings["strategy"] |= {"updates": 3}
     config = write_config(tmp_path / "config.yaml", settings)
     train(settings, tmp_path / "one", device="cpu", quiet=True)
-    done = on_two(config, tmp_path / "two")
+    done = on_two(config, tmp_path / "two", program=[str(script)])
     assert done.returncode == 0, done.stderr
+    shards = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("SHARD")]
+    assert sorted(shards) == [[str(number % 2), f"{number:05d}.npz"] for number in (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)]
     assert list(json.loads((tmp_path / "two" / "stages.json").read_text())) == ["first", "decoded", "final"]
     for name in ("rows.npy", "l2r.ids", "r2l.ids", "usable.npy"):
         assert (tmp_path / "two" / "decoded" / name).read_bytes() == (tmp_path / "one" / "decoded" / name).read_bytes()
