@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from corpus import ROOT, command, start, tiny, write_config, write_lines, write_pairs
@@ -474,9 +475,12 @@ def test_ctrl_c_while_decoding(runs: Path) -> None:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     process.stdin.write("a\n" * 16)  # a window, whose results come before it waits for more
     process.stdin.flush()
+    watchdog = Timer(60, process.kill)
+    watchdog.start()
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
+    watchdog.cancel()
     assert (process.returncode, err) == (130, "bothways: interrupted\n")
 
 
