@@ -184,7 +184,7 @@ def _installed(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise ConfigError(f"against: {package} is not installed; pip install 'bothways[bench]'") from None
+        raise ConfigError(f"against: {package} is not installed; in a checkout: pip install -e '.[bench]'") from None
 
 
 def _transformers(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Contender:

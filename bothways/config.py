@@ -158,7 +158,7 @@ class TrainConfig(Section):
     validate_every: int = Field(1_000, ge=1)
     """Updates between validations."""
     validate_sentences: int = Field(2_000, ge=1)
-    """Sentences of the first validation set that are decoded for a text metric."""
+    """Sentences of the first validation set that are used, for the loss and for metrics of decoded text."""
     metric: str = "loss"
     """What chooses the best checkpoint and stops early: `loss`, or a metric of text such as `bleu` or `exact_match`."""
     patience: int = Field(0, ge=0)

@@ -288,7 +288,7 @@ def _found(
     best: dict[Direction, Hypothesis] = {}
     for hypothesis in [*(found for found, _ in complete), *cut_off]:
         best.setdefault(hypothesis.direction, hypothesis)
-    winners = [found for found, _ in complete[: plan.kept * (1 if not plan.config.greedy else 2)]]
+    winners = [found for found, _ in complete]
     if not winners:
         allowed = [h for h in cut_off if may_win[plan.directions.index(h.direction)]]
         winners = sorted(allowed or cut_off, key=lambda h: (-h.score, int(h.direction)))[:1]
