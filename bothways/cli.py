@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bothways.translator import Translation, Translator
 
 SEPARATOR = "\x1f"  # joins the words of an option that takes any number of them
-MANY_WORDS = ("--valid", "--test")
+MANY_WORDS = ("--valid", "--test", "--hypotheses")
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -305,6 +305,76 @@ def compare(
     print(significance.table(comparisons))
     for one in contests:
         print("\n" + significance.side_by_side(one, texts, references, show))
+
+
+# Longer than 60 lines because each of its options has a line.
+@app.command(context_settings=OVERRIDES)
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[NAME=]RUN...", help="Folders of runs.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Which system the others are compared to; default: the first.")
+    ] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(metavar="NAME...", help="Sets of the runs' data, or NAME SRC REF [REF...].")
+    ] = None,
+    hypotheses: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE...", help="Files to report on, a line each.")
+    ] = None,
+    reference: Annotated[list[str] | None, typer.Option(help="A test set in files: its reference(s).")] = None,
+    source: Annotated[str | None, typer.Option(help="With --reference: what was translated.")] = None,
+    output: Annotated[str | None, typer.Option(help="HTML file to write.")] = None,
+    as_json: Annotated[str | None, typer.Option("--json", metavar="FILE", help="JSON file to write.")] = None,
+    latex: Annotated[str | None, typer.Option(help="LaTeX table to write.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="The first decides (default: bleu and chrf).")] = None,
+    checkpoint: Annotated[str, typer.Option(help="Of every run: best, last, average, or an update's number.")] = "best",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Decode again what was decoded before.")] = False,
+    examples: Annotated[int, typer.Option(min=0, help="Lines to show of each kind.")] = 6,
+    resamples: Annotated[int, typer.Option(help="Draws of either test of significance.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 12345,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer: 13a, none, zh, intl, char, ...")] = "13a",
+    source_tokenize: Annotated[str, typer.Option(help="The tokenizer that counts words of sources.")] = "13a",
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare runs, or files of hypotheses, on test sets: tables here, and on request a page, JSON and LaTeX.
+
+    Examples: bothways report baseline/ bift/ --output report.html
+
+              bothways report --hypotheses a=a.de b=b.de --reference ref.de --source src.en --json report.json
+    """
+    from rich.console import Console
+
+    from bothways import reporting
+    from bothways.evaluate import report as reports
+    from bothways.evaluate.scores import Reading
+    from bothways.evaluate.tables import PIPE_WIDTH, show
+
+    given = [word for word in runs or () if not word.startswith("--")]  # unknown options arrive among the arguments
+    search = _search_options([word for word in runs or () if word.startswith("--")])
+    say = _say(quiet)
+    chosen = reporting.choose(given, checkpoint=checkpoint, search=search, device=device)
+    files = [file for words in hypotheses or () for file in words.split(SEPARATOR)]
+    tests = [words.split(SEPARATOR) for words in test or ()]
+    systems, sets = reporting.gather(chosen, files, tests, reference or (), source, fresh, say)
+    found = reports.make(
+        systems,
+        sets,
+        reporting.base_among([system.name for system in systems], chosen, base),
+        metric or ["bleu", "chrf"],
+        Reading(lowercase, tokenize),
+        source_tokenize,
+        resamples,
+        seed,
+        examples,
+        reporting.settings(),
+    )
+    for note in found.notes:
+        print(f"bothways: {note}", file=sys.stderr)
+    reporting.write(found, output, as_json, latex)
+    show(found, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH))
+    for path in filter(None, (output, as_json, latex)):
+        say(f"wrote {path}")
 
 
 @app.command()

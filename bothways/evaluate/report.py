@@ -354,7 +354,7 @@ def _directions(system: System, sets: Sequence[NamedSet], examples: int) -> Dire
         for direction in DIRECTIONS
     ]
     alternating = [place for pair in zip_longest(*won) for place in pair if place is not None]
-    chosen = (alternating or _spread(lines, 2))[:examples]
+    chosen = sorted((alternating or _spread(lines, 2))[:examples], key=lines.index)
     return Directions(
         count_winners([direction for directions in by_set.values() for direction in directions]),
         {name: count_winners(directions) for name, directions in by_set.items()},
@@ -427,7 +427,7 @@ class Finding:
 
 def finding(report: Report) -> Finding:
     """Which system leads by how much, and whether that may be chance."""
-    name, d = label(report.main), digits(report.main)
+    name, d = label(report.main).replace("_", " "), digits(report.main)
     first, *rest = report.ranked()
     where = report.sets[0].name if len(report.sets) == 1 else f"the mean of {len(report.sets)} test sets"
     if not rest:
