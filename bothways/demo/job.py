@@ -6,6 +6,7 @@ interaction (the fine-tuning strategy), and without, so that nothing is flattere
     demo/data/       train, valid and test text, and prepared/
     demo/runs/       no-interaction, bift, no-interaction-longer
     demo/results.json
+    demo/report.html what `bothways report` shows of them
 """
 
 import json
@@ -18,11 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bothways import config as configuration
+from bothways import reporting
 from bothways.config import Config
 from bothways.data.corpus import Prepared
 from bothways.data.prepare import prepare
 from bothways.demo.spoken import write
 from bothways.errors import ConfigError
+from bothways.evaluate import report as reports
 from bothways.evaluate.scores import score
 from bothways.experiment import train
 from bothways.train.checkpoint import Checkpoints, write_json
@@ -80,6 +83,8 @@ def run(system: str, folder: Path, quiet: bool = False) -> list[Row]:
     Console(quiet=quiet, highlight=False).print(_table(rows))
     _show(shown, Console(quiet=quiet, highlight=False))
     console.print(f"Results: {folder}/results.json   runs: {folder}/runs   try: bothways decode {folder}/runs/{system}")
+    page = _write_report(system, folder)
+    Console(quiet=quiet, highlight=False, soft_wrap=True).print(f"Report: {page}")
     return rows
 
 
@@ -116,6 +121,21 @@ def _train_all(system: str, folder: Path, console: Console, quiet: bool) -> dict
     return seconds
 
 
+def compared(system: str, folder: Path) -> list[reporting.Chosen]:
+    """The runs as they are decoded: one model three times, then the two that went on from it."""
+    decoded = (
+        ("no-interaction, l2r", "no-interaction", "l2r"),
+        ("no-interaction, r2l", "no-interaction", "r2l"),
+        ("no-interaction, both", "no-interaction", "both"),
+        ("no-interaction-longer, both", "no-interaction-longer", "both"),
+        (system, system, "both"),
+    )
+    return [
+        reporting.Chosen(name, folder / "runs" / run, search={"direction": direction}, device="cpu")
+        for name, run, direction in decoded
+    ]
+
+
 def _decode_all(
     system: str, folder: Path, seconds: dict[str, float], console: Console
 ) -> tuple[list[Row], list[tuple[str, Translation]]]:
@@ -123,17 +143,14 @@ def _decode_all(
     test = Prepared.open(folder / "data/prepared").test["test"]
     sources, references = test.source_lines(), test.references()
     rows, shown = [], []
-    for name, run, direction in (
-        ("no-interaction, l2r", "no-interaction", "l2r"),
-        ("no-interaction, r2l", "no-interaction", "r2l"),
-        ("no-interaction, both", "no-interaction", "both"),
-        ("no-interaction-longer, both", "no-interaction-longer", "both"),
-        (system, system, "both"),
-    ):
-        translator = Translator.open(folder / "runs" / run, device="cpu", direction=direction)
+    for chosen in compared(system, folder):
+        name = chosen.name
+        translator = Translator.open(chosen.folder, device="cpu", **chosen.search)
         began = time.monotonic()
         results = translator.translate(sources)
-        speed = len(sources) / (time.monotonic() - began)
+        spent = time.monotonic() - began
+        reporting.keep(chosen, translator, reporting.as_named(test), results, spent)
+        speed = len(sources) / spent
         values = {r.name: round(r.score, 4) for r in score([r.text for r in results], references, METRICS)}
         parameters = translator.model.parameter_count()
         rows.append(
@@ -142,13 +159,23 @@ def _decode_all(
                 **values,
                 sentences_per_second=round(speed, 1),
                 parameters=parameters,
-                train_seconds=round(seconds[run], 1),
+                train_seconds=round(seconds[chosen.folder.name], 1),
             )
         )
         console.print(f"decoded the test set with {name}: {speed:.0f} sentences per second")
         if name == system:
             shown = _telling(references[0], results)
     return rows, shown
+
+
+def _write_report(system: str, folder: Path) -> Path:
+    """A page of what was decoded; the base is the run that went on as long as ours without interaction."""
+    chosen = compared(system, folder)
+    systems, sets = reporting.gather(chosen, tests=[["test"]])
+    base = next(one.name for one in chosen if one.folder.name == "no-interaction-longer")
+    report = reports.make(systems, sets, base, ("bleu", "exact_match"), settings=reporting.settings())
+    reporting.write(report, folder / "report.html")
+    return folder / "report.html"
 
 
 def _telling(references: list[str], results: list[Translation]) -> list[tuple[str, Translation]]:
