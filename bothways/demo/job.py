@@ -10,8 +10,9 @@ interaction (the fine-tuning strategy), and without, so that nothing is flattere
 """
 
 import json
+import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ from bothways.train.checkpoint import Checkpoints, write_json
 from bothways.translator import Translation, Translator
 
 METRICS = ("exact_match", "bleu", "first4", "last4", "length_ratio")
-FIRST_UPDATES, FURTHER_UPDATES = 900, 300
+FIRST_UPDATES, FURTHER_UPDATES = 1_000, 300
 RECIPE: dict[str, Any] = {
-    "model": {"preset": "tiny", "dropout": 0.0},
+    "model": {"preset": "tiny", "dropout": 0.1},
     "search": {"beam": 4, "batch_sentences": 64},
     "train": {
         "updates": FIRST_UPDATES,
@@ -170,9 +171,9 @@ def _decode_all(
 
 def _write_report(system: str, folder: Path) -> Path:
     """A page of what was decoded; the base is the run that went on as long as ours without interaction."""
-    chosen = compared(system, folder)
-    systems, sets = reporting.gather(chosen, tests=[["test"]])
-    base = next(one.name for one in chosen if one.folder.name == "no-interaction-longer")
+    named = [replace(one, name=re.sub(r", (\w+)$", r" (\1)", one.name)) for one in compared(system, folder)]
+    systems, sets = reporting.gather(named, tests=[["test"]])
+    base = next(one.name for one in named if one.folder.name == "no-interaction-longer")
     report = reports.make(systems, sets, base, ("bleu", "exact_match"), settings=reporting.settings())
     reporting.write(report, folder / "report.html")
     return folder / "report.html"

@@ -16,6 +16,7 @@ from bothways.evaluate.scores import digits, gain
 from bothways.evaluate.style import STYLE
 from bothways.evaluate.tables import heading, magnitude, signed, spelled
 
+FEW = 30  # sentences; a score of fewer says little
 SEEMS_EMPTY = '<span class="faint">(empty)</span>'
 
 
@@ -261,16 +262,24 @@ def _lengths(report: Report) -> str:
     drawn = plots.both(lambda size: plots.lines(series, labels, counts, title, x_title, size))
     caption = f"{spelled(report.main)} of the sentences of each length, scored as a corpus of their own"
     caption += "; all test sets together." if len(report.sets) > 1 else "."
-    leader, last = report.ranked()[0].system, buckets[-1]
-    ours, theirs = last.scores[leader], last.scores[report.base]
-    if leader != report.base and ours is not None and theirs is not None:
-        caption += (
-            f" <b>On the longest sources ({escape(_interval(last))} words, {last.segments:,}) {escape(leader)} "
-            f"differs from {escape(report.base)} by {signed(ours - theirs, digits(report.main))}.</b>"
-        )
-    if last.segments < 30:
-        caption += f" The last point rests on {last.segments} {_plural(last.segments, 'sentence')} only."
+    caption += _on_longest(report, [bucket for bucket in buckets if bucket.segments >= FEW])
+    few = [_interval(bucket) for bucket in buckets if bucket.segments < FEW]
+    if few:
+        caption += f" Fewer than {FEW} sentences, so to be read with care: {escape(' and '.join(few))}."
     return _section("lengths", title, "", _figure(drawn, caption, _legend(report)))
+
+
+def _on_longest(report: Report, buckets: Sequence[Bucket]) -> str:
+    leader = report.ranked()[0].system
+    if leader == report.base or not buckets:
+        return ""
+    longest = buckets[-1]
+    ours, theirs = longest.scores[leader], longest.scores[report.base]
+    assert ours is not None and theirs is not None
+    return (
+        f" <b>At {escape(_interval(longest))} words {escape(leader)} differs from {escape(report.base)} by "
+        f"{signed(ours - theirs, digits(report.main))}.</b>"
+    )
 
 
 def _interval(bucket: Bucket) -> str:
@@ -411,7 +420,7 @@ def _change(report: Report, change: Change) -> str:
     d = digits(report.main)
     for name, text, score, kind in (
         (report.base, change.base_text, change.base_score, ""),
-        (report.compared or "", change.text, change.score, "won"),
+        (report.compared or "", change.text, change.score, "ours"),
     ):
         rows.append(
             f'<dt class="{kind}">{escape(name)}</dt><dd dir="auto">{_differing(text, change.references)}'

@@ -116,6 +116,7 @@ figcaption b { color: var(--ink); font-weight: 600; }
 .example dd { margin: 0; overflow-wrap: anywhere; }
 .example .where { color: var(--muted); font-size: .82rem; margin: 0 0 .5rem; max-width: none; }
 .example dt.won { color: var(--lead); font-weight: 700; }
+.example dt.ours { color: var(--ink); font-weight: 600; }
 .example .score {
   color: var(--muted); font-size: .82rem; font-variant-numeric: tabular-nums; white-space: nowrap; margin-left:
   .5rem;
