@@ -143,6 +143,7 @@ def check(
     target: Annotated[str, typer.Option(help="Their targets.")],
     valid: Annotated[list[str] | None, typer.Option(metavar="NAME SRC REF [REF...]", help="A validation set.")] = None,
     test: Annotated[list[str] | None, typer.Option(metavar="NAME SRC REF [REF...]", help="A test set.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Say what is wrong with a corpus, the first offender of each kind with its line. Changes nothing.
 
@@ -158,7 +159,7 @@ def check(
 
 
 @app.command()
-def systems() -> None:
+def systems(quiet: Quiet = False) -> None:
     """List the systems that `system:` can name.
 
     Example: bothways systems
@@ -255,6 +256,7 @@ def score(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer: 13a, none, zh, intl, char, ...")] = "13a",
     stem: Annotated[bool | None, typer.Option("--stem/--no-stem", help="ROUGE; by default only rouge*-duc.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Score a file of hypotheses, ours or another toolkit's. docs/scores.md defines every metric.
 
@@ -266,7 +268,7 @@ def score(
     texts = [list(_lines(path)) for path in (hypotheses, *reference)]
     results = run(texts[0], texts[1:], metric or ["bleu"], lowercase, tokenize, (hypotheses, *reference), stem)
     for note in notes(texts[1:], reference):
-        print(f"bothways: {note}", file=sys.stderr)
+        _say(quiet)(f"bothways: {note}")
     print(json.dumps(to_json(results), ensure_ascii=False) if as_json else table(results))
 
 
@@ -282,6 +284,7 @@ def compare(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer: 13a, none, zh, intl, char, ...")] = "13a",
     stem: Annotated[bool | None, typer.Option("--stem/--no-stem", help="ROUGE; by default only rouge*-duc.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Say whether systems differ from a base by more than chance, and on which lines (by the first metric).
 
@@ -296,7 +299,7 @@ def compare(
     references = [list(_lines(path)) for path in reference]
     measured = measure(texts, references, metric or ["bleu"], Reading(lowercase, tokenize, stem), reference)
     for note in notes(references, reference):
-        print(f"bothways: {note}", file=sys.stderr)
+        _say(quiet)(f"bothways: {note}")
     comparisons = [row for one in measured for row in significance.compare(one, resamples=resamples, seed=seed)]
     contests = [significance.contest(measured[0], system) for system in systems[1:]]
     if as_json:
@@ -370,7 +373,7 @@ def report(
         reporting.settings(),
     )
     for note in found.notes:
-        print(f"bothways: {note}", file=sys.stderr)
+        say(f"bothways: {note}")
     reporting.write(found, output, as_json, latex)
     show(found, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH))
     for path in filter(None, (output, as_json, latex)):
@@ -418,6 +421,7 @@ def bench(
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
     output: Annotated[str | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Decoding speed with random weights: one direction and both, beside peers, on the same work.
 
@@ -429,7 +433,7 @@ def bench(
     sizes = batch.split(",")
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise ConfigError(f"--batch must be numbers from 1 on, with commas, got {batch!r}")
-    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(False))
+    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(quiet))
     print(table(rows))
     if output:
         Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

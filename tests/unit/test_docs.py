@@ -28,6 +28,7 @@ from bothways.models.table import SYSTEMS, resolve
 
 ROOT = Path(__file__).parents[2]
 DOCS = ("README.md", "docs/guide.md", "docs/paper.md", "docs/design.md")
+PAGES = (*DOCS, "CHANGELOG.md", "docs/report.md", "docs/results.md", "docs/scores.md")
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 PLACE = re.compile(  # `bothways/nn/attention.py:19` (`partner`), or (`symbol`: `code on a line of it`)
     r"`(?P<file>bothways/[\w/]+\.py):(?P<line>\d+)`\s+"
@@ -114,7 +115,7 @@ def test_a_line_number_comes_with_a_symbol(doc: str) -> None:
     assert len(re.findall(r"\w\.py:\d+", text(doc))) == len(list(places(doc)))
 
 
-@pytest.mark.parametrize("doc", [*DOCS, "CHANGELOG.md", "docs/scores.md"])
+@pytest.mark.parametrize("doc", PAGES)
 def test_files_that_are_named_exist(doc: str) -> None:
     named = re.findall(r"`((?:bothways|docs|tests|recipes)/[\w./-]+)", text(doc))
     links = [link for link in re.findall(r"\]\(([\w./-]+)\)", text(doc)) if not link.startswith("http")]
@@ -283,6 +284,11 @@ def test_python_is_python(doc: str) -> None:
         ast.parse(block)
 
 
+def test_every_command_shows_an_example_and_can_be_quiet() -> None:
+    assert all("Example" in (command.help or "") for command in COMMANDS.values())
+    assert all("quiet" in {option.name for option in command.params} for command in COMMANDS.values())
+
+
 def test_every_command_is_in_the_guide() -> None:
     explained = {command.words[0] for block in blocks("docs/guide.md", "sh") for command in commands(block)}
     assert set(COMMANDS) - explained == set()
@@ -322,7 +328,8 @@ def test_the_file_tree_exists_and_is_explained() -> None:
 
 
 def test_the_table_of_systems_is_the_programs() -> None:
-    written = dict(re.findall(r"^\| `([\w-]+)` \| (.+?) \|", text("README.md"), re.MULTILINE))
+    (section,) = re.findall(r"^## Systems\n(.*?)^## ", text("README.md"), re.MULTILINE | re.DOTALL)
+    written = dict(re.findall(r"^\| `([\w-]+)` \| (.+?) \|", section, re.MULTILINE))
     assert written == {name: system.meaning for name, system in SYSTEMS.items()}
 
 
