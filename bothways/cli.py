@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -20,6 +19,7 @@ from typer.core import TyperGroup
 
 from bothways.config import split_override
 from bothways.errors import BothwaysError, ConfigError, DataError
+from bothways.version import version
 
 if TYPE_CHECKING:
     from bothways.translator import Translation, Translator
@@ -82,10 +82,7 @@ def _fail(message: str, status: int) -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(f"bothways {version('bothways')}")
-        except PackageNotFoundError:
-            print("bothways (not installed)")
+        print(f"bothways {version()}")
         raise typer.Exit
 
 
@@ -176,18 +173,22 @@ def train(
     context: typer.Context,
     config: Annotated[str, typer.Argument(help="YAML file; docs/options.md lists all options.")],
     output: Annotated[str, typer.Option(help="Folder of the run. If the run is there already, it goes on.")],
+    data: Annotated[str | None, typer.Option(help="Folder of prepared data, instead of the file's `data:`.")] = None,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a system; any option can be overridden as --section.option=value.
 
-    Examples: bothways train config.yaml --output run/ --train.updates=2000
+    Examples: bothways train config.yaml --data data/ --output run/ --train.updates=2000
 
               torchrun --nproc-per-node 4 -m bothways train config.yaml --output run/
     """
     from bothways.experiment import train as run
 
-    run(config, output, _overrides(context.args), device=device, quiet=quiet)
+    overrides = _overrides(context.args)
+    if data is not None:
+        overrides.append(f"--data={json.dumps(data)}")
+    run(config, output, overrides, device=device, quiet=quiet)
 
 
 @app.command(context_settings=OVERRIDES)
@@ -196,6 +197,8 @@ def decode(
     run: Annotated[str, typer.Argument(help="Folder of a trained run.")],
     source: Annotated[str | None, typer.Option("--input", help="Sources, a line each; default: stdin.")] = None,
     output: Annotated[str | None, typer.Option(help="Where the results go; default: stdout.")] = None,
+    split: Annotated[str | None, typer.Option(help="train, or a set's name: decode it into a folder.")] = None,
+    data: Annotated[str | None, typer.Option(help="With --split: prepared data; default: the run's.")] = None,
     nbest: Annotated[int | None, typer.Option(help="Hypotheses per source (text: `i ||| text ||| score`).")] = None,
     form: Annotated[str, typer.Option("--format", help="text or jsonl.")] = "text",
     beam: Annotated[int | None, typer.Option(help="Hypotheses kept; both directions share them.")] = None,
@@ -218,7 +221,10 @@ def decode(
     Examples: bothways decode run/ < in.en > out.de
 
               bothways decode run/ --input in.en --nbest 4 --format jsonl --search.pairing=best
+
+              torchrun --nproc-per-node 4 -m bothways decode run/ --split train --output decoded/ --search.greedy=true
     """
+    from bothways.decoding import decode_split
     from bothways.translator import Translator
 
     _must_be_one_of("--format", form, ("text", "jsonl"))
@@ -233,6 +239,17 @@ def decode(
     given["length_penalty"] = length_penalty
     options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
     say = _say(quiet)
+    if split is not None:
+        if output is None:
+            raise ConfigError("--split needs --output FOLDER, which training reads as `decoded:`")
+        if source or prefix or suffix or score or trace or nbest or form != "text":
+            raise ConfigError(
+                "--split decodes prepared sources for training; it takes no option of text in or text out"
+            )
+        decode_split(
+            run, split, output, data, checkpoint=checkpoint, device=device, precision=precision, say=say, **options
+        )
+        return
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
     with _reading(source) as lines, _writing(output) as out:
         if score is not None:

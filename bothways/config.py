@@ -35,6 +35,7 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
         protected_namespaces=(),
+        serialize_by_alias=True,
     )
 
 
@@ -142,7 +143,7 @@ class TrainConfig(Section):
     clip: float = Field(1.0, ge=0)
     """Largest norm of the gradient; 0 does not clip."""
     pseudo_loss: float = Field(0.0, ge=0)
-    """Weight of the loss on decoded streams; above 0 mixes in sequence-level distillation."""
+    """Weight of the loss on decoded text; above 0 mixes in sequence-level distillation."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the matrix products; weights and optimizer stay float32."""
     record: bool = True
@@ -169,21 +170,42 @@ class TrainConfig(Section):
     """Newest checkpoints kept; the best one is kept besides."""
     log_every: int = Field(100, ge=1)
     """Updates between log lines."""
+    share: float = Field(1.0, gt=0, le=1)
+    """Share of the training pairs that is trained on, at random, by seed."""
+    folds: int = Field(1, ge=1)
+    """Parts that the training pairs are divided into, by seed, for `without_fold`."""
+    without_fold: int | None = Field(None, ge=1)
+    """Train on all pairs but this part (from 1 on); a strategy with `folds` sets it."""
     max_skipped: int = Field(20, ge=1)
     """Give up after this many skipped (non-finite) updates between two log lines."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if self.without_fold is not None and not self.without_fold <= self.folds > 1:
+            raise ValueError(f"without_fold: must be one of 2 or more folds ({self.folds}), got {self.without_fold}")
+        return self
 
 
 class StrategyConfig(Section):
     """How a bidirectional model with interaction is trained, as stages."""
 
-    name: Literal["fine-tuning"]
-    """`fine-tuning`: train without interaction, decode a share of the sources, go on with interaction."""
+    name: Literal["two-pass", "fine-tuning", "online"]
+    """`two-pass`: an l2r and an r2l model decode the sources. `fine-tuning`: one model without interaction decodes a
+    share of them and goes on with interaction. `online`: as it goes on, an average of itself decodes them anew."""
+    l2r: str | None = None
+    """Two-pass: an l2r run that is there already; unset trains one."""
+    r2l: str | None = None
+    """Two-pass: an r2l run that is there already; unset trains one."""
     first: str | None = None
-    """A run without interaction to start from; unset trains one."""
-    share: float = Field(0.1, gt=0, le=1)
-    """Share of the training sources that is decoded."""
-    updates: int = Field(1_000, ge=1)
-    """Updates of the last stage."""
+    """Fine-tuning and online: a run without interaction that is there already; unset trains one."""
+    origin: str | None = Field(None, alias="from")
+    """Weights that the last stage starts with: `scratch` or a run; unset means `scratch` for two-pass, else `first`."""
+    share: float | None = Field(None, gt=0, le=1)
+    """Share of the training pairs that is decoded and trained on; unset means 0.1 for fine-tuning, else all."""
+    folds: int = Field(1, ge=1)
+    """Parts of the training pairs, each decoded by a model that was not trained on it; 1: one model decodes all."""
+    updates: int | None = Field(None, ge=1)
+    """Updates of the last stage; unset means `train.updates` for two-pass, else a tenth of it."""
     learning_rate: float | None = Field(None, gt=0)
     """Peak learning rate of the last stage; unset means `train.learning_rate`."""
     warmup: int | None = Field(None, ge=1)
@@ -192,6 +214,23 @@ class StrategyConfig(Section):
     """Batch of the last stage; unset means `train.batch_tokens`."""
     greedy: bool = True
     """Decode the training sources greedily (fast), or with `search`."""
+    refresh: int = Field(200, ge=1)
+    """Online: updates between two decodings; only what the next ones will read is decoded."""
+    average: int = Field(5, ge=1)
+    """Online: how many checkpoints, evenly spaced over the last `refresh` updates, are averaged to decode."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "StrategyConfig":
+        belongs = {"two-pass": ("l2r", "r2l", "folds"), "fine-tuning": ("first", "folds"), "online": ("first",)}
+        for option in ("l2r", "r2l", "first", "folds"):
+            value = getattr(self, option)
+            if option not in belongs[self.name] and value != StrategyConfig.model_fields[option].default:
+                raise ValueError(f"{option}: does not belong to {self.name}, got {value!r}")
+        if self.folds > 1 and (self.l2r or self.r2l):
+            raise ValueError(f"folds: takes models that it trains itself, not l2r or r2l, got {self.folds}")
+        if self.refresh < self.average:
+            raise ValueError(f"average: must be at most refresh ({self.refresh}), got {self.average}")
+        return self
 
 
 class Config(Section):
@@ -202,7 +241,8 @@ class Config(Section):
     data: str
     """Folder written by `bothways prepare`."""
     decoded: str | None = None
-    """Folder of decoded training sources: the futures that training with interaction needs. A strategy fills it in."""
+    """Folder of decoded training sources: the futures that training with interaction needs (a strategy fills it in), or
+    for a system without interaction further targets, with the weight `train.pseudo_loss`."""
     model: ModelConfig = ModelConfig()
     """The model."""
     search: SearchConfig = SearchConfig()
@@ -316,7 +356,8 @@ def reference() -> str:
     for name, section in sections.items():
         title = f"`{name}`" if name else "The whole file"
         rows = [
-            f"| `{name}{'.' if name else ''}{key}` | {_accepts(field)} | {_default(field)} | {field.description} |"
+            f"| `{name}{'.' if name else ''}{field.alias or key}` | {_accepts(field)} | {_default(field)} | "
+            f"{' '.join((field.description or '').split())} |"
             for key, field in section.model_fields.items()
         ]
         text = "" if section is Config else f"{section.__doc__}\n\n"
@@ -372,7 +413,7 @@ def _accepted(location: Sequence[str | int]) -> list[str]:
     section: type[Section] = Config
     for part in location[:-1]:
         section = SECTIONS.get(str(part), section)
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,13 +1,9 @@
 """A configuration in, a trained run out: data, model, validation and strategy put together."""
 
-import hashlib
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from rich.console import Console
@@ -15,20 +11,21 @@ from rich.console import Console
 from bothways import config as configuration
 from bothways.config import Config, SearchConfig
 from bothways.data.batch import Builder, Decoded, PairBuilder, TripleBuilder
-from bothways.data.corpus import EvalSet, Prepared, TextsWriter, writing
-from bothways.errors import ConfigError, DataError
+from bothways.data.corpus import EvalSet, Prepared
+from bothways.data.sampler import rows_of
+from bothways.decoding import Job, decode_parts
+from bothways.errors import ConfigError
 from bothways.evaluate.scores import METRICS
 from bothways.evaluate.scores import score as score_text
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import resolve
 from bothways.run import Run, device_of, must_agree, start_from
-from bothways.tokens import DIRECTIONS, L2R, R2L, Direction, turn
-from bothways.train.checkpoint import Checkpoints, write_json, write_text
+from bothways.tokens import DIRECTIONS, L2R, R2L, turn
+from bothways.train.checkpoint import Checkpoints, write_text
 from bothways.train.loop import Trainer, Validate
-from bothways.train.strategy import fine_tuning, run_stages
-from bothways.translator import Translator, decode, decoded_futures, force
-
-SHARD = 4_096  # training sources decoded at a time; a shard that is finished is not decoded again
+from bothways.train.strategy import Part, Plan, run_stages
+from bothways.translator import Translator, decoded_futures, force
+from bothways.version import program
 
 
 def train(
@@ -58,8 +55,8 @@ def train(
     def train_stage(stage: Config, folder: Path) -> None:
         _train_once(stage, folder, prepared, device, quiet, say)
 
-    def decode_stage(recipe: Config, run: Path, folder: Path) -> None:
-        decode_training_sources(recipe, run, folder, prepared, device, say)
+    def decode_stage(parts: Sequence[Part], folder: Path) -> None:
+        _decode(config, parts, folder, prepared, device, say)
 
     if config.strategy is None:
         train_stage(config, output)
@@ -68,8 +65,15 @@ def train(
         if state.is_main_process:
             _begin_recipe(config, output)
         state.wait_for_everyone()
-        run_stages(fine_tuning(config, output, train_stage, decode_stage), output, say, state.is_main_process)
+        plan = Plan(config, output, prepared.train, train_stage, decode_stage)
+        run_stages(plan, _about(prepared), say, state.is_main_process)
     return Run.open(output)
+
+
+def _about(prepared: Prepared) -> dict[str, Any]:
+    """What a manifest says beside a stage: the data by its checksums, and the program."""
+    data = {"folder": str(prepared.folder), "fingerprint": prepared.fingerprint, "inputs": prepared.meta["inputs"]}
+    return {"data": data, "program": program()}
 
 
 def _begin_recipe(config: Config, output: Path) -> None:
@@ -77,7 +81,7 @@ def _begin_recipe(config: Config, output: Path) -> None:
     recipe = output / "recipe.yaml"
     if recipe.exists():
         must_agree(output, configuration.load(recipe), config)
-    elif (output / "config.yaml").exists() and not (output / "stages.json").exists():
+    elif (output / "config.yaml").exists() and not (output / "manifest.json").exists():
         raise ConfigError(f"{output}: holds a run that was trained without a strategy; give another --output")
     output.mkdir(parents=True, exist_ok=True)
     write_text(recipe, configuration.dump(config))
@@ -90,6 +94,11 @@ def _must_be_trainable(config: Config, prepared: Prepared) -> None:
         raise ConfigError(
             "decoded: is required to train with interaction, since gold text as the future would leak the words to be "
             "predicted; set `strategy: {name: fine-tuning}`, which decodes it, or name a folder of decoded text"
+        )
+    if config.decoded is not None and not config.model.interaction and not config.train.pseudo_loss:
+        raise ConfigError(
+            f"decoded: system {config.system} reads no future; set train.pseudo_loss above 0 to train on decoded text "
+            "as further targets, or leave `decoded` out"
         )
     accepted = ("loss", *METRICS)
     if config.train.metric not in accepted:
@@ -126,12 +135,15 @@ def _train_once(
 
 
 def builder_of(config: Config, prepared: Prepared) -> Builder:
-    """What training reads: pairs, or, with interaction, triples."""
-    if not config.model.interaction:
-        return PairBuilder(prepared.train, DIRECTIONS[config.model.direction or "both"])
-    assert config.decoded is not None
-    decoded = Decoded.open(Path(config.decoded), prepared.fingerprint)
-    return TripleBuilder(prepared.train, decoded, config.train.pseudo_loss, config.train.max_length)
+    """What training reads: pairs, with decoded text beside them if it is to be learned too, or triples."""
+    pair, train, directions = prepared.train, config.train, DIRECTIONS[config.model.direction or "both"]
+    rows = rows_of((pair.source.lengths, pair.target.lengths), train)
+    if config.decoded is None:
+        return PairBuilder(pair, directions, rows)
+    decoded = Decoded.open(Path(config.decoded), prepared.fingerprint, directions)
+    if config.model.interaction:
+        return TripleBuilder(pair, decoded, train.pseudo_loss, train.max_length, rows)
+    return PairBuilder(pair, directions, rows, decoded, train.pseudo_loss, train.max_length)
 
 
 def validation_of(run: Run, prepared: Prepared) -> Validate | None:
@@ -180,88 +192,18 @@ def text_metrics(run: Run, model: Seq2Seq, valid: EvalSet, count: int, metrics: 
     return {result.name: result.score for result in score_text(outputs, references, list(dict.fromkeys(metrics)))}
 
 
-def decode_training_sources(
-    recipe: Config, run_folder: Path, output: Path, prepared: Prepared, device: str | None, say: Callable[[str], None]
+def _decode(
+    recipe: Config,
+    parts: Sequence[Part],
+    output: Path,
+    prepared: Prepared,
+    device: str | None,
+    say: Callable[[str], None],
 ) -> None:
-    """Decode a random share of the training sources in both directions, shard by shard, for `Decoded` to read.
-
-    Processes take turns at the shards. A shard that is there already is kept if the same weights, settings and rows
-    would make it again, which the name of its folder says.
-    """
+    """Decode training sources as a strategy wants it."""
     assert recipe.strategy is not None
-    state = PartialState(cpu=device == "cpu")
     search = _greedy(recipe.search) if recipe.strategy.greedy else recipe.search
-    translator = Translator.open(run_folder, device=device, say=say, **{**search.model_dump(), "direction": "both"})
-    rows = training_share(prepared, recipe.strategy.share, recipe.train.max_length, recipe.train.seed)
-    shards = output / f"shards-{_identity(translator, prepared, rows)}"
-    with writing(output):
-        shards.mkdir(parents=True, exist_ok=True)
-        starts = range(0, len(rows), SHARD)
-        for number, begin in enumerate(starts):
-            if number % state.num_processes != state.process_index:
-                continue
-            part = shards / f"{number:05d}.npz"
-            if not part.exists():
-                _decode_shard(translator, prepared, rows[begin : begin + SHARD], part)
-            say(f"decoded {min(begin + SHARD, len(rows))} of {len(rows)} training sources")
-        state.wait_for_everyone()
-        if state.is_main_process:
-            _join_shards(output, rows, [shards / f"{i:05d}.npz" for i in range(len(starts))], prepared)
-            for folder in output.glob("shards-*"):
-                shutil.rmtree(folder)
-    state.wait_for_everyone()
-
-
-def _identity(translator: Translator, prepared: Prepared, rows: np.ndarray) -> str:
-    """The same for the same decoded text: a digest of weights, settings, data and rows."""
-    settings = (prepared.fingerprint, translator.config.model_dump(exclude={"batch_sentences"}), SHARD)
-    digest = hashlib.sha256(json.dumps(settings).encode())
-    digest.update(rows.tobytes())
-    for parameter in translator.model.parameters():
-        digest.update(parameter.detach().float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def training_share(prepared: Prepared, share: float, max_length: int, seed: int) -> np.ndarray:
-    """Rows of the training corpus: a random share of those that training would not leave out, in corpus order."""
-    longest = np.maximum(prepared.train.source.lengths, prepared.train.target.lengths)
-    fitting = np.flatnonzero(longest <= max_length)
-    count = max(1, round(share * len(fitting))) if len(fitting) else 0
-    if not count:
-        raise DataError(f"train.max_length: all training pairs are longer than {max_length} tokens")
-    return np.sort(np.random.default_rng([seed, 0]).permutation(fitting)[:count])
-
-
-def _decode_shard(translator: Translator, prepared: Prepared, rows: np.ndarray, path: Path) -> None:
-    sources = [prepared.train.source[int(row)].tolist() for row in rows]
-    texts: dict[Direction, list[list[int]]] = {d: [[]] * len(rows) for d in (L2R, R2L)}
-    usable = np.zeros((len(rows), 2), dtype=bool)
-    for i, found in decode(translator.model, sources, (L2R, R2L), translator.config, translator.device):
-        for direction, hypothesis in found.best.items():
-            texts[direction][i] = hypothesis.reading_order
-            usable[i, direction] = bool(hypothesis.tokens) and not hypothesis.cut_off
-    arrays: dict[str, Any] = {"usable": usable}
-    for direction in (L2R, R2L):
-        arrays[f"{direction.label}_lengths"] = np.array([len(ids) for ids in texts[direction]], dtype=np.int64)
-        arrays[f"{direction.label}_ids"] = np.array([i for ids in texts[direction] for i in ids], dtype=np.int64)
-    temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, **arrays)
-    temporary.rename(path)
-
-
-def _join_shards(output: Path, rows: np.ndarray, parts: Sequence[Path], prepared: Prepared) -> None:
-    usable = []
-    size = prepared.target_vocabulary.size
-    with TextsWriter(output, "l2r", size) as l2r, TextsWriter(output, "r2l", size) as r2l:
-        for part in parts:
-            with np.load(part) as arrays:
-                usable.append(arrays["usable"])
-                for writer, label in ((l2r, "l2r"), (r2l, "r2l")):
-                    bounds = np.cumsum(arrays[f"{label}_lengths"])[:-1]
-                    writer.append([ids.tolist() for ids in np.split(arrays[f"{label}_ids"], bounds)])
-    np.save(output / "rows.npy", rows)
-    np.save(output / "usable.npy", np.concatenate(usable))
-    write_json(output / "meta.json", {"data": prepared.fingerprint, "sources": len(rows)})
+    decode_parts(Job(prepared, "train", search, output, device), parts, say)
 
 
 def _greedy(search: SearchConfig) -> SearchConfig:

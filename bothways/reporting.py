@@ -12,7 +12,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from bothways.evaluate.tables import latex
 from bothways.run import Run, Say, device_of
 from bothways.train.checkpoint import Checkpoints, write_text
 from bothways.translator import Translation, Translator
+from bothways.version import version
 
 FORMAT = "bothways decoded set 1"
 
@@ -231,7 +231,7 @@ class _Place:
     def file(self, one: NamedSet) -> Path:
         """The file for a test set."""
         assert one.sources is not None
-        made_with = (FORMAT, _version(), self.weights, self.config.model_dump(), self.device, digest(one.sources))
+        made_with = (FORMAT, version(), self.weights, self.config.model_dump(), self.device, digest(one.sources))
         key = hashlib.sha256(json.dumps(made_with).encode()).hexdigest()[:16]
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in one.name)
         return self.run.folder / "decoded-sets" / f"{name[:60]}-{key}.jsonl"
@@ -417,7 +417,7 @@ def systems_of_files(given: Sequence[str], sets: Sequence[NamedSet]) -> list[Sys
 def settings() -> dict[str, Any]:
     """Versions, for the recipe card."""
     packages = ("sacrebleu", "torch")
-    versions = {"bothways": _version(), "python": platform.python_version()}
+    versions = {"bothways": version(), "python": platform.python_version()}
     return {"versions": versions | {package: installed_version(package) for package in packages}}
 
 
@@ -434,10 +434,3 @@ def write(report: Report, output: str | Path | None = None, as_json: str | None 
             with writing(path):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 Path(path).write_text(text, encoding="utf-8", newline="\n")
-
-
-def _version() -> str:
-    try:
-        return installed_version("bothways")
-    except PackageNotFoundError:
-        return "source"

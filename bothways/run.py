@@ -6,7 +6,7 @@ run/config.yaml                 every option, resolved
     data.json                   fingerprint of the prepared data
     checkpoints/                see train/checkpoint.py
     log.jsonl, tensorboard/     what training reported
-    stages.json, first/, ...    the stages before it, where a strategy trained it
+    manifest.json, first/, ...  the stages before it, where a strategy trained it
 """
 
 import json

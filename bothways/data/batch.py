@@ -6,6 +6,7 @@ Which text stands in which stream, and which stream bears a loss, is decided her
 
     pairs      (x; gold l2r)  or  (x; gold r2l)                 one direction
                (x; gold l2r, gold r2l), both with a loss        both, without interaction only: with it, gold leaks
+               (x; decoded ...) besides, in the same streams    if decoded text is to be learned too, as a control
     triples    (x; gold l2r, decoded r2l), the loss on l2r      both, with interaction
                (x; decoded l2r, gold r2l), the loss on r2l
 """
@@ -14,7 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -90,8 +91,13 @@ class Builder(Protocol):
     """Turns rows of a corpus into batches."""
 
     @property
+    def rows(self) -> np.ndarray:
+        """The rows of the corpus that can be trained on."""
+        ...
+
+    @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of every source and every gold target, end marks not counted."""
+        """Tokens of every source and every gold target of the corpus, end marks not counted."""
         ...
 
     def loss_tokens(self, rows: np.ndarray) -> float:
@@ -104,104 +110,177 @@ class Builder(Protocol):
         ...
 
 
-class PairBuilder:
-    """Gold text in every direction, each with a loss."""
+@dataclass(frozen=True)
+class Decoded:
+    """Decoded text of some sources, in one direction or in both: `decoding.py` writes it (in reading order on disk)."""
 
-    def __init__(self, pair: Pair, directions: tuple[Direction, ...]) -> None:
-        self.pair, self.directions = pair, directions
+    folder: Path
+    rows: np.ndarray  # [n] rows of the corpus, rising
+    texts: dict[Direction, Texts]
+    usable: dict[Direction, np.ndarray]  # [n] neither empty nor cut off, so that the text may be a target itself
+
+    @classmethod
+    def open(cls, folder: Path, fingerprint: str | None = None, directions: Sequence[Direction] = ()) -> "Decoded":
+        """Read a folder; with the fingerprint of the prepared data it must belong to, and directions it must have."""
+        try:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            rows, made_from = np.load(folder / "rows.npy"), meta["data"]
+            held = [Direction[label.upper()] for label in meta["directions"]]
+            usable = {d: np.load(folder / f"{d.label}.usable.npy") for d in held}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise DataError(
+                f"{folder}: holds no decoded text; a strategy writes it, or `bothways decode RUN --split train`"
+            ) from None
+        if fingerprint not in (None, made_from):
+            raise DataError(
+                f"{folder}: was decoded from other prepared data (fingerprint {made_from}) than this run's "
+                f"({fingerprint}); decode again"
+            )
+        if meta["split"] != "train" and fingerprint is not None:
+            raise DataError(f"{folder}: holds decoded text of {meta['split']}, not of the training sources")
+        lacking = [d.label for d in directions if d not in held]
+        if lacking:
+            raise DataError(f"{folder}: holds no {lacking[0]} text, only {', '.join(d.label for d in held)}")
+        texts = {d: Texts.open(folder, d.label) for d in held}
+        if any(not len(rows) == len(usable[d]) == len(texts[d]) for d in held):
+            raise DataError(f"{folder}: decoded texts and rows differ in number; remove the folder and decode again")
+        return cls(folder, rows, texts, usable)
+
+    def stream(self, rows: np.ndarray, d: Direction, width: int) -> np.ndarray:
+        """The texts of these rows of the corpus in generation order, with end marks, [n, width]."""
+        return self.texts[d].gather(self._places(rows), width, reverse=d is R2L)
+
+    def target_lengths(self, rows: np.ndarray, d: Direction, max_length: int) -> np.ndarray:
+        """Tokens with end marks of those texts that can be targets themselves, 0 for all others."""
+        places = self._places(rows)
+        lengths = self.texts[d].lengths[places] + 1
+        return np.where(self.usable[d][places] & (lengths <= max_length + 1), lengths, 0)
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        places = np.searchsorted(self.rows, rows)
+        lacking = rows[self.rows[np.minimum(places, len(self.rows) - 1)] != rows]
+        if len(lacking):
+            raise DataError(
+                f"{self.folder}: holds no decoded text of training pair {lacking[0] + 1}; decode all pairs that are "
+                "trained on, or lower train.share to those that were decoded"
+            )
+        return places
+
+
+class _OfCorpus:
+    """What builders share: the gold text, which of its rows can be trained on, and decoded text of them."""
+
+    def __init__(
+        self, pair: Pair, decoded: Decoded | None, pseudo_loss: float, max_length: int, rows: np.ndarray | None
+    ) -> None:
+        self.pair, self.decoded, self.pseudo_loss, self.max_length = pair, decoded, pseudo_loss, max_length
+        if rows is None:
+            rows = np.arange(len(pair)) if decoded is None else decoded.rows
+        self.rows = rows
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """See Builder."""
         return self.pair.source.lengths, self.pair.target.lengths
 
+    def _gold(self, rows: np.ndarray, d: Direction, width: int) -> np.ndarray:
+        return self.pair.target.gather(rows, width, reverse=d is R2L)
+
+    def _gold_tokens(self, rows: np.ndarray) -> float:
+        return float((self.pair.target.lengths[rows] + 1).sum())
+
+    def _pseudo_lengths(self, rows: np.ndarray, d: Direction) -> np.ndarray:
+        """Tokens of decoded texts that can bear a loss, 0 for the others."""
+        assert self.decoded is not None
+        return self.decoded.target_lengths(rows, d, self.max_length)
+
+    def _width(self, rows: np.ndarray, width: int, fixed: bool, directions: Sequence[Direction]) -> int:
+        """Tokens a stream: enough for gold text and, where decoded text bears a loss, for that to its end."""
+        T = width if fixed else _longest(self.pair.target, rows)
+        if self.pseudo_loss:
+            T = max(T, *(int(self._pseudo_lengths(rows, d).max()) for d in directions))
+            T = -(-T // 8) * 8 if fixed else T
+        return T
+
+    def _batch(
+        self,
+        rows: np.ndarray,
+        width: int,
+        size: int,
+        fixed: bool,
+        directions: Sequence[Direction],
+        streams: np.ndarray,
+        weights: np.ndarray,
+    ) -> Batch:
+        S = width if fixed else _longest(self.pair.source, rows)
+        return _filled(
+            self.pair.source.gather(rows, S), streams, directions, weights, size if fixed else len(rows), fixed
+        )
+
+
+class PairBuilder(_OfCorpus):
+    """Gold text in every direction, each with a loss; with decoded text, that in the same streams, a row of its own."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        directions: tuple[Direction, ...],
+        rows: np.ndarray | None = None,
+        decoded: Decoded | None = None,
+        pseudo_loss: float = 0.0,
+        max_length: int = 0,
+    ) -> None:
+        super().__init__(pair, decoded, pseudo_loss if decoded else 0.0, max_length, rows)
+        self.directions = directions
+
     def loss_tokens(self, rows: np.ndarray) -> float:
         """See Builder."""
-        return float(len(self.directions) * (self.pair.target.lengths[rows] + 1).sum())
+        gold = len(self.directions) * self._gold_tokens(rows)
+        if not self.pseudo_loss:
+            return gold
+        return float(gold + self.pseudo_loss * sum(self._pseudo_lengths(rows, d).sum() for d in self.directions))
 
     def build(self, rows: np.ndarray, width: int, size: int, fixed: bool) -> Batch:
         """See Builder."""
-        source, target = self.pair.source, self.pair.target
-        S, T = (width, width) if fixed else (_longest(source, rows), _longest(target, rows))
-        streams = np.stack([target.gather(rows, T, reverse=d is R2L) for d in self.directions], axis=1)
-        weights = np.ones(streams.shape[:2])
-        return _filled(source.gather(rows, S), streams, self.directions, weights, size if fixed else len(rows), fixed)
+        T = self._width(rows, width, fixed, self.directions)
+        streams = np.stack([self._gold(rows, d, T) for d in self.directions], axis=1)
+        weights: np.ndarray = np.ones(streams.shape[:2])
+        if self.decoded is not None:
+            others = [self.decoded.stream(rows, d, T) for d in self.directions]
+            shares = [self.pseudo_loss * (self._pseudo_lengths(rows, d) > 0) for d in self.directions]
+            streams = np.stack([streams, np.stack(others, 1)], 1).reshape(2 * len(rows), -1, T)
+            weights = np.stack([weights, np.stack(shares, 1)], 1).reshape(2 * len(rows), -1)
+        return self._batch(rows, width, size, fixed, self.directions, streams, weights)
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Decoded text of some training sources, the futures of training with interaction (reading order on disk)."""
-
-    rows: np.ndarray  # [n] rows of the training corpus
-    texts: tuple[Texts, Texts]  # l2r, r2l
-    usable: np.ndarray  # [n, 2] whether the text is neither empty nor cut off, and so may be a training target itself
-
-    @classmethod
-    def open(cls, folder: Path, fingerprint: str | None = None) -> "Decoded":
-        """Read what a strategy's decoding stage wrote; with the fingerprint of the prepared data it must belong to."""
-        try:
-            rows, usable = np.load(folder / "rows.npy"), np.load(folder / "usable.npy")
-            made_from = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["data"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise DataError(f"{folder}: holds no decoded text; write it with `bothways train` and a strategy") from None
-        if fingerprint not in (None, made_from):
-            raise DataError(
-                f"{folder}: was decoded from other prepared data (fingerprint {made_from}) than this run's "
-                f"({fingerprint}); decode again"
-            )
-        texts = (Texts.open(folder, "l2r"), Texts.open(folder, "r2l"))
-        if not len(rows) == len(usable) == len(texts[0]) == len(texts[1]):
-            raise DataError(f"{folder}: decoded texts and rows differ in number; remove the folder and decode again")
-        return cls(rows, texts, usable)
-
-
-class TripleBuilder:
+class TripleBuilder(_OfCorpus):
     """Gold text in one stream and decoded text in the other, both ways round: two rows a source.
 
     A decoded text is used as it is, and never replaced by gold: an empty one leaves only its tag to be read, and of a
     long or cut-off one only what the gold stream reaches is read. `pseudo_loss` falls on usable decoded texts only.
     """
 
-    def __init__(self, pair: Pair, decoded: Decoded, pseudo_loss: float, max_length: int) -> None:
-        self.pair, self.decoded, self.pseudo_loss, self.max_length = pair, decoded, pseudo_loss, max_length
-
-    @property
-    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """See Builder; row i is the i-th decoded source."""
-        return self.pair.source.lengths[self.decoded.rows], self.pair.target.lengths[self.decoded.rows]
+    def __init__(
+        self, pair: Pair, decoded: Decoded, pseudo_loss: float, max_length: int, rows: np.ndarray | None = None
+    ) -> None:
+        super().__init__(pair, decoded, pseudo_loss, max_length, rows)
 
     def loss_tokens(self, rows: np.ndarray) -> float:
         """See Builder."""
-        gold = 2.0 * (self.pair.target.lengths[self.decoded.rows[rows]] + 1).sum()
-        return float(gold + self.pseudo_loss * sum(self._pseudo_lengths(rows, d).sum() for d in (L2R, R2L)))
+        pseudo: Any = sum(self._pseudo_lengths(rows, d).sum() for d in (L2R, R2L))
+        return float(2 * self._gold_tokens(rows) + self.pseudo_loss * pseudo)
 
     def build(self, rows: np.ndarray, width: int, size: int, fixed: bool) -> Batch:
         """See Builder."""
-        corpus_rows = self.decoded.rows[rows]
-        source, target = self.pair.source, self.pair.target
-        S, T = (width, width) if fixed else (_longest(source, corpus_rows), _longest(target, corpus_rows))
-        if self.pseudo_loss:  # then a decoded stream counts to its end
-            T = max(T, *(int(self._pseudo_lengths(rows, d).max()) for d in (L2R, R2L)))
-            T = -(-T // 8) * 8 if fixed else T
-        gold = [target.gather(corpus_rows, T, reverse=d is R2L) for d in (L2R, R2L)]
-        decoded = [self.decoded.texts[d].gather(rows, T, reverse=d is R2L) for d in (L2R, R2L)]
+        assert self.decoded is not None
+        T = self._width(rows, width, fixed, (L2R, R2L))
+        gold = [self._gold(rows, d, T) for d in (L2R, R2L)]
+        decoded = [self.decoded.stream(rows, d, T) for d in (L2R, R2L)]
         streams = np.stack([np.stack([gold[L2R], decoded[R2L]], 1), np.stack([decoded[L2R], gold[R2L]], 1)], 1)
         weights = np.ones(streams.shape[:3])  # [B, 2, D]
         for d in (L2R, R2L):
             weights[:, 1 - d, d] = self.pseudo_loss * (self._pseudo_lengths(rows, d) > 0)
-        return _filled(
-            source.gather(corpus_rows, S),
-            streams.reshape(-1, 2, T),
-            (L2R, R2L),
-            weights.reshape(-1, 2),
-            size if fixed else len(rows),
-            fixed,
-        )
-
-    def _pseudo_lengths(self, rows: np.ndarray, d: Direction) -> np.ndarray:
-        """Tokens of the decoded texts with their end marks; 0 for those that cannot be targets."""
-        lengths = self.decoded.texts[d].lengths[rows] + 1
-        return np.where(self.decoded.usable[rows, d] & (lengths <= self.max_length + 1), lengths, 0)
+        return self._batch(rows, width, size, fixed, (L2R, R2L), streams.reshape(-1, 2, T), weights.reshape(-1, 2))
 
 
 def _longest(texts: Texts, rows: np.ndarray) -> int:

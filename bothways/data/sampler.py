@@ -1,4 +1,4 @@
-"""Lengths in, an endless and repeatable sequence of updates out.
+"""Lengths in, the rows that a run trains on and an endless and repeatable sequence of updates out.
 
 What update n consists of depends on the corpus, the budget and the seed alone: not on the system that is trained, not
 on how many processes share the update, and not on where a run was interrupted.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bothways.config import TrainConfig
 from bothways.errors import DataError
 
 WIDTH_MULTIPLE = 8  # padded lengths are multiples of this, so that there are only a few shapes
@@ -32,13 +33,22 @@ class Update:
 class Sampler:
     """Shuffles, sorts by length, fills each update up to its budget of padded tokens, shuffles again."""
 
-    def __init__(self, lengths: tuple[np.ndarray, np.ndarray], batch_tokens: int, max_length: int, seed: int) -> None:
+    def __init__(
+        self,
+        lengths: tuple[np.ndarray, np.ndarray],
+        batch_tokens: int,
+        max_length: int,
+        seed: int,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        """Lengths of the whole corpus; `rows` of it (by default all) are trained on, unless they are too long."""
         source, target = (np.asarray(side, dtype=np.int64) for side in lengths)
         longer = np.maximum(source, target)
-        self.rows = np.flatnonzero(longer <= max_length)
-        self.left_out = len(longer) - len(self.rows)
+        rows = np.arange(len(longer)) if rows is None else rows
+        self.rows = rows[longer[rows] <= max_length]
+        self.left_out = len(rows) - len(self.rows)
         if not len(self.rows):
-            raise DataError(f"train.max_length: all {len(longer)} training pairs are longer than {max_length} tokens")
+            raise DataError(f"train.max_length: all {len(rows)} training pairs are longer than {max_length} tokens")
         self.width = _rounded(longer[self.rows] + 1)
         # Longest first; within a width, pairs with targets of like length together.
         self.order = -(self.width * (int(self.width.max()) + 1) + _rounded(target[self.rows] + 1))
@@ -78,6 +88,28 @@ class Sampler:
             bounds.append((begin, end, width, size))
             begin = end
         return bounds
+
+
+def rows_of(lengths: tuple[np.ndarray, np.ndarray], config: TrainConfig) -> np.ndarray:
+    """The rows that a run trains on: its share, without the fold that is left out."""
+    rows = np.arange(len(lengths[0])) if config.share == 1 else share_of(lengths, config.share, config)
+    if config.without_fold is None:
+        return rows
+    return rows[folds_of(len(lengths[0]), config.folds, config.seed)[rows] != config.without_fold]
+
+
+def share_of(lengths: tuple[np.ndarray, np.ndarray], share: float, config: TrainConfig) -> np.ndarray:
+    """A random share of those rows that are not too long for training, rising."""
+    fitting = np.flatnonzero(np.maximum(*lengths) <= config.max_length)
+    if not len(fitting):
+        raise DataError(f"train.max_length: all training pairs are longer than {config.max_length} tokens")
+    count = max(1, round(share * len(fitting)))
+    return np.sort(np.random.default_rng([config.seed, 0]).permutation(fitting)[:count])
+
+
+def folds_of(count: int, folds: int, seed: int) -> np.ndarray:
+    """The fold of every row, 1 to `folds`, of like size and at random."""
+    return np.random.default_rng([seed, 1]).permutation(count) % folds + 1
 
 
 def _rounded(lengths: np.ndarray) -> np.ndarray:

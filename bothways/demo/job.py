@@ -48,6 +48,7 @@ RECIPE: dict[str, Any] = {
         "log_every": 50,
     },
 }
+SHARE = 0.5  # of the sources, decoded for the stage with interaction
 FINE_TUNING = {"updates": FURTHER_UPDATES, "learning_rate": 1e-3, "warmup": 50}
 
 
@@ -95,7 +96,7 @@ def recipes(system: str, folder: Path) -> dict[str, Config]:
     first = {**RECIPE, "system": "no-interaction", "data": str(folder / "data/prepared")}
     longer = {**first, "train": {**RECIPE["train"], **FINE_TUNING, "start_from": str(runs / "no-interaction")}}
     tuned = {**first, "system": system}
-    tuned["strategy"] = {"name": "fine-tuning", "first": str(runs / "no-interaction"), **FINE_TUNING}
+    tuned["strategy"] = {"name": "fine-tuning", "first": str(runs / "no-interaction"), "share": SHARE, **FINE_TUNING}
     return {
         name: configuration.parse(raw, "the demo")
         for name, raw in (("no-interaction", first), (system, tuned), ("no-interaction-longer", longer))
@@ -115,8 +116,8 @@ def _train_all(system: str, folder: Path, console: Console, quiet: bool) -> dict
         output = folder / "runs" / name
         train(config, output, device="cpu", quiet=quiet)
         spent = float(Checkpoints(output).resolve("last").progress["seconds"])
-        if (output / "stages.json").exists():
-            stages = json.loads((output / "stages.json").read_text(encoding="utf-8"))
+        if (output / "manifest.json").exists():
+            stages = json.loads((output / "manifest.json").read_text(encoding="utf-8"))["stages"]
             spent = sum(stage["seconds"] for stage in stages.values())
         seconds[name] = spent + seconds.get("no-interaction", 0.0)
     return seconds

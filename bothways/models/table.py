@@ -55,6 +55,16 @@ def resolve(config: Config) -> Config:
     )
 
 
+def one_direction(config: Config, direction: str) -> Config:
+    """The same recipe for the system that differs in decoding one direction only."""
+    family = system_of(config).model
+    name = next(
+        name for name, s in SYSTEMS.items() if s.model is family and s.direction == direction and not s.interaction
+    )
+    unset = {"direction": None, "interaction": None}
+    return resolve(changed(config, system=name, strategy=None, model=unset, search={"direction": None}))
+
+
 def build(config: Config, source_size: int, target_size: int) -> Seq2Seq:
     """A model with fresh weights, for a resolved configuration."""
     return system_of(config).model(_model_config(config), source_size, target_size)

@@ -82,7 +82,7 @@ class Trainer:
             fresh_model,
             quiet,
         )
-        self.sampler = Sampler(builder.lengths, config.batch_tokens, config.max_length, config.seed)
+        self.sampler = Sampler(builder.lengths, config.batch_tokens, config.max_length, config.seed, builder.rows)
         self.accelerator = Accelerator(cpu=device == "cpu")
         self.device, self.world, self.rank = (
             self.accelerator.device,

@@ -24,7 +24,7 @@ from bothways.data.batch import Batch, PairBuilder
 from bothways.data.corpus import Prepared
 from bothways.errors import BothwaysError
 from bothways.experiment import train
-from bothways.models.table import build, resolve
+from bothways.models.table import build
 from bothways.run import Run
 from bothways.tokens import L2R
 from bothways.train import loop
@@ -201,52 +201,81 @@ def test_patience_is_kept_over_an_interruption(prepared: Prepared, tmp_path: Pat
 
 # -- a strategy, killed in each of its stages ------------------------------------------------------------------------
 
-SHARDS = "import bothways.experiment as e; e.SHARD = 6"  # so that decoding has a middle
+SHARDS = "import bothways.decoding as d; d.SHARD = 6"  # so that decoding has a middle
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "two-pass": {"updates": 20, "share": 0.5},
+    "fine-tuning": {"updates": 24, "share": 0.5},
+    "online": {"updates": 24, "refresh": 12, "average": 3},
+}
+# Each stage in turn, with a folder of updates or of shards and how many of them have to be there.
+MIDDLES: dict[str, dict[str, tuple[str, int]]] = {
+    "two-pass": {"l2r": ("l2r", 9), "r2l": ("r2l", 9), "decoded": ("decoded", 2), "final": ("", 8)},
+    "fine-tuning": {"first": ("first", 9), "decoded": ("decoded", 2), "final": ("", 8)},
+    "online": {
+        "first": ("first", 9),
+        "decoded-1": ("decoded-1", 2),
+        "final-1": ("", 5),
+        "decoded-2": ("decoded-2", 2),
+        "final-2": ("", 17),
+    },
+}
 
 
-def recipe(prepared: Prepared) -> dict[str, Any]:
+def recipe(prepared: Prepared, name: str = "fine-tuning") -> dict[str, Any]:
     return tiny(
         prepared.folder,
         "bift",
         model={"future_dropout": 0.1, "future_weight_learned": True},
         train={"updates": 25, "save_every": 6},
-        strategy={"name": "fine-tuning", "share": 0.5, "updates": 24},
+        strategy={"name": name, **STRATEGIES[name]},
     )
 
 
-def test_a_strategy_killed_in_each_stage_ends_as_one_that_was_not(prepared: Prepared, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "config.yaml", recipe(prepared))
+def stages_done(run: Path) -> list[str]:
+    manifest = run / "manifest.json"
+    return list(json.loads(manifest.read_text())["stages"]) if manifest.exists() else []
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_killed_in_each_stage_ends_as_one_that_was_not(
+    prepared: Prepared, tmp_path: Path, name: str
+) -> None:
+    config = write_config(tmp_path / "config.yaml", recipe(prepared, name))
     expected, run = tmp_path / "expected", tmp_path / "run"
 
     def arguments(output: Path) -> list[str | Path]:
         return ["train", config, "--output", output, "--device", "cpu"]
 
+    def reached(stage: str) -> bool:
+        folder, count = MIDDLES[name][stage]
+        if "decoded" not in stage:
+            return updates_done(run / folder) >= count
+        return len(list((run / folder).glob("shards-*/0*[0-9].npz"))) >= count
+
     done = command(*arguments(expected), before=SHARDS)
     assert done.returncode == 0, done.stderr
-
-    def shards() -> int:
-        return len(list((run / "decoded").glob("shards-*/0*[0-9].npz")))
-
-    moments: list[Callable[[], bool]] = [
-        lambda: updates_done(run / "first") >= 9,
-        lambda: shards() >= 2,
-        lambda: updates_done(run) >= 8,
-    ]
-    for number, moment in enumerate(moments):
-        status, err = stop(arguments(run), moment, signal.SIGKILL, SHARDS)
+    stages = list(MIDDLES[name])
+    for number, stage in enumerate(stages):
+        status, err = stop(arguments(run), lambda stage=stage: reached(stage), signal.SIGKILL, SHARDS)  # type: ignore[misc]
         assert status == -signal.SIGKILL
-        stages = run / "stages.json"
-        assert (list(json.loads(stages.read_text())) if stages.exists() else []) == ["first", "decoded"][:number], err
+        assert stages_done(run) == stages[:number], err
     done = command(*arguments(run), before=SHARDS)
     assert done.returncode == 0, done.stderr
-    assert "stage 1/3 first: done before" in done.stderr and "stage 2/3 decoded: done before" in done.stderr
-    assert_same_state(run / "first", expected / "first")
-    assert_same_state(run, expected)
-    for name in ("rows.npy", "usable.npy", "l2r.ids", "r2l.ids", "l2r.offsets", "r2l.offsets"):
-        assert (run / "decoded" / name).read_bytes() == (expected / "decoded" / name).read_bytes()
-    assert not list((run / "decoded").glob("shards-*"))
+    assert all(f"stage {i}/{len(stages)} {stage}: done before" in done.stderr for i, stage in enumerate(stages[:-1], 1))
+    files = ["rows.npy", *(f"{d}.{kind}" for d in ("l2r", "r2l") for kind in ("ids", "offsets", "usable.npy"))]
+    for folder in {MIDDLES[name][stage][0] for stage in stages}:
+        if "decoded" not in folder:
+            assert_same_state(run / folder, expected / folder)
+            continue
+        assert all((run / folder / file).read_bytes() == (expected / folder / file).read_bytes() for file in files)
+        assert not list((run / folder).glob("shards-*"))
     done = command(*arguments(run))
-    assert done.returncode == 0 and done.stderr.count("done before") == 3
+    assert done.returncode == 0 and done.stderr.count("done before") == len(stages)
+    made = json.loads((run / "manifest.json").read_text())
+    assert made["recipe"]["strategy"]["name"] == name and list(made["stages"]) == stages
+    for stage in made["stages"].values():
+        assert stage["seconds"] > 0 and stage["data"]["fingerprint"] == prepared.fingerprint
+        assert len(stage["data"]["inputs"][0]["sha256"]) == 64 and len(stage["program"]["code"]) == 16
 
 
 def test_killed_while_the_first_checkpoint_is_written_it_still_starts_from_the_other_run(
@@ -259,33 +288,59 @@ def test_killed_while_the_first_checkpoint_is_written_it_still_starts_from_the_o
     assert f"starting from {tmp_path / 'first'}" in capfd.readouterr().err
 
 
-def test_shards_of_another_decoding_are_not_taken(prepared: Prepared, tmp_path: Path) -> None:
-    """A share that is changed while decoding is interrupted changes the rows, and with them whose text is whose."""
-    from bothways import experiment
+def test_shards_of_another_decoding_are_not_taken(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other rows, changed while decoding is interrupted, would change whose text is whose."""
+    from bothways import decoding
+    from bothways.train.strategy import Part
 
-    first = resolve(parse(recipe(prepared) | {"model": {**recipe(prepared)["model"], "interaction": False}}))
-    train(first.model_copy(update={"strategy": None}), tmp_path / "first", device="cpu", quiet=True)
-    said: list[str] = []
-    for share, output in ((0.3, "run"), (0.6, "run"), (0.6, "straight")):
-        assert first.strategy is not None
-        some = first.model_copy(update={"strategy": first.strategy.model_copy(update={"share": share})})
-        real = experiment._join_shards
-        if share == 0.3:  # stopped before the end
+    run = train(tiny(prepared.folder, "no-interaction"), tmp_path / "first", device="cpu", quiet=True)
 
-            def fails(*arguments: Any) -> None:
-                raise KeyboardInterrupt
+    def decode(first: int, output: str) -> None:
+        rows = np.arange(first, len(prepared.train))
+        job = decoding.Job(prepared, "train", run.config.search, tmp_path / output, "cpu")
+        decoding.decode_parts(job, [Part(run.folder, rows, "both")], lambda text: None)
 
-            experiment._join_shards = fails
-        try:
-            experiment.decode_training_sources(
-                some, tmp_path / "first", tmp_path / output, prepared, "cpu", said.append
-            )
-        except KeyboardInterrupt:
-            assert share == 0.3
-        finally:
-            experiment._join_shards = real
-    for name in ("rows.npy", "l2r.ids", "r2l.ids", "l2r.offsets", "r2l.offsets", "usable.npy"):
+    def fails(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(decoding, "_join", fails)
+        with pytest.raises(KeyboardInterrupt):
+            decode(7, "run")
+    assert list((tmp_path / "run").glob("shards-*/*.npz"))
+    decode(0, "run")
+    decode(0, "straight")
+    assert not list((tmp_path / "run").glob("shards-*"))
+    for name in ("rows.npy", "l2r.ids", "r2l.ids", "l2r.offsets", "r2l.offsets", "l2r.usable.npy", "r2l.usable.npy"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_decoding_a_split_survives_a_kill_and_repeats_no_finished_shard(prepared: Prepared, tmp_path: Path) -> None:
+    run = train(tiny(prepared.folder, "no-interaction"), tmp_path / "first", device="cpu", quiet=True)
+
+    def arguments(output: str) -> list[str | Path]:
+        return ["decode", run.folder, "--split", "train", "--output", tmp_path / output, "--device", "cpu"]
+
+    def shards() -> list[Path]:
+        return sorted((tmp_path / "killed").glob("shards-*/0*[0-9].npz"))
+
+    status, _ = stop(arguments("killed"), lambda: len(shards()) >= 3, signal.SIGKILL, SHARDS)
+    assert status == -signal.SIGKILL
+    before = {path: path.stat().st_mtime_ns for path in shards()}
+    listed = "import atexit, glob, os; s = lambda: [(p, os.stat(p).st_mtime_ns) for p in glob.glob(F)]"
+    watch = f"{SHARDS}; F = {str(tmp_path / 'killed' / 'shards-*' / '0*[0-9].npz')!r}; {listed}"
+    watch += "; real = d._join; d._join = lambda *a: (print(dict(s())), real(*a))"
+    done = command(*arguments("killed"), before=watch)
+    assert done.returncode == 0, done.stderr
+    after = eval(done.stdout)
+    assert len(after) == 20 and all(after[str(path)] == time for path, time in before.items())
+    assert f"{6 * len(before)} of 120 sources of train were decoded before" in done.stderr
+    assert "decoded 120 of 120 sources of train, " in done.stderr and " per second, 0:00:00 left" in done.stderr
+    assert command(*arguments("straight")).returncode == 0
+    for name in ("rows.npy", "l2r.ids", "r2l.ids", "l2r.offsets", "r2l.offsets", "l2r.usable.npy", "r2l.usable.npy"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
 
 def test_the_last_stage_can_be_asked_for_more_and_nothing_else(prepared: Prepared, tmp_path: Path) -> None:
@@ -371,6 +426,7 @@ def test_two_processes_give_the_losses_of_one(alone: tuple[Path, Path], tmp_path
 
 
 WATCHED = """
+import os
 from dataclasses import replace
 import bothways.train.loop as loop
 from bothways.cli import main
@@ -379,7 +435,7 @@ class Watched(loop.Trainer):
     def _save(self):
         state = [x for own in self.optimizer.state.values() for x in own.values() if x.dim()]
         held = [sum(x.to_local().numel() for x in some) for some in (self.model.parameters(), state)]
-        print("HELD", self.rank, *held, self.model.parameter_count())
+        os.write(1, f"HELD {self.rank} {held[0]} {held[1]} {self.model.parameter_count()}\\n".encode())
         super()._save()
 
     def _gradients(self, batches, total):
@@ -415,16 +471,16 @@ def test_a_sharded_model_is_sharded(alone: tuple[Path, Path], tmp_path: Path) ->
 
 
 SHARED = """
-import os, bothways.experiment as experiment
+import os, bothways.decoding as decoding
 from bothways.cli import main
 
-real, experiment.SHARD = experiment._decode_shard, 6
+real, decoding.SHARD = decoding._decode_shard, 6
 
 def watched(*arguments):
     os.write(1, f"SHARD {os.environ['RANK']} {arguments[-1].name}\\n".encode())
     real(*arguments)
 
-experiment._decode_shard = watched
+decoding._decode_shard = watched
 main()
 """
 
@@ -443,8 +499,8 @@ def test_a_strategy_on_two_processes_is_that_of_one(prepared: Prepared, tmp_path
     assert done.returncode == 0, done.stderr
     shards = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("SHARD")]
     assert sorted(shards) == [[str(number % 2), f"{number:05d}.npz"] for number in (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)]
-    assert list(json.loads((tmp_path / "two" / "stages.json").read_text())) == ["first", "decoded", "final"]
-    for name in ("rows.npy", "l2r.ids", "r2l.ids", "usable.npy"):
+    assert stages_done(tmp_path / "two") == ["first", "decoded", "final"]
+    for name in ("rows.npy", "l2r.ids", "r2l.ids", "l2r.usable.npy"):
         assert (tmp_path / "two" / "decoded" / name).read_bytes() == (tmp_path / "one" / "decoded" / name).read_bytes()
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 

@@ -1,6 +1,7 @@
 """Batches by hand: what stands where, what bears a loss, and that filling up and splitting change nothing."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from bothways.config import ModelConfig
 from bothways.data.batch import Batch, Builder, Decoded, PairBuilder, TripleBuilder
 from bothways.data.corpus import Pair, Texts
+from bothways.errors import DataError
 from bothways.models.transformer import Transformer
 from bothways.tokens import END, L2R, PAD, R2L, TAG_L2R, TAG_R2L
 from bothways.train.loss import Objective
@@ -29,10 +31,14 @@ def pair() -> Pair:
 
 
 def triples(pseudo_loss: float = 0.0, max_length: int = 10) -> TripleBuilder:
-    """Rows 2 and 0 of the corpus are decoded; the l2r text of row 0 is empty, the r2l text of row 2 too long."""
-    l2r, r2l = texts([[17], []]), texts([[6, 7, 8, 9], [12, 11]])
-    usable = np.array([[True, True], [False, True]])
-    return TripleBuilder(pair(), Decoded(np.array([2, 0]), (l2r, r2l), usable), pseudo_loss, max_length)
+    """Rows 0 and 2 of the corpus are decoded; the l2r text of row 0 is empty, the r2l text of row 2 too long."""
+    return TripleBuilder(pair(), decoded(), pseudo_loss, max_length)
+
+
+def decoded() -> Decoded:
+    some = {L2R: texts([[], [17]]), R2L: texts([[12, 11], [6, 7, 8, 9]])}
+    usable = {L2R: np.array([False, True]), R2L: np.array([True, True])}
+    return Decoded(Path("decoded"), np.array([0, 2]), some, usable)
 
 
 def built(builder: Builder, rows: list[int], size: int = 0, width: int = 8) -> Batch:
@@ -81,7 +87,7 @@ def test_pairs(directions: tuple, inputs: list) -> None:
 
 
 def test_triples() -> None:
-    batch = built(triples(), [0, 1])
+    batch = built(triples(), [2, 0])
     assert batch.source.tolist() == [[9, 10, END, PAD], [5, 6, 7, END]]
     # As wide as the longest gold text: a longer decoded text is cut, in its own order of generation.
     assert batch.inputs.tolist() == [
@@ -102,19 +108,44 @@ def test_triples() -> None:
 def test_triples_with_a_loss_on_decoded_text(max_length: int, long_one_counts: bool) -> None:
     """Usable decoded texts count to their end; empty, cut-off and too long ones never do."""
     builder = triples(0.5, max_length)
-    batch = built(builder, [0, 1])
+    batch = built(builder, [2, 0])
     found = {key: value for key, value in losses(batch).items() if value[1] != 1}
     long_one = {(0, 1, i): (token, 0.5) for i, token in enumerate([9, 8, 7, 6, END])} if long_one_counts else {}
     assert found == long_one | {(1, 0, 0): (17, 0.5), (1, 0, 1): (END, 0.5)} | {
         (2, 1, i): (token, 0.5) for i, token in enumerate([11, 12, END])
     }
-    assert batch.loss_tokens == builder.loss_tokens(np.array([0, 1]))
-    assert sum(builder.loss_tokens(np.array([i])) for i in range(2)) == batch.loss_tokens
+    assert batch.loss_tokens == builder.loss_tokens(np.array([2, 0]))
+    assert sum(builder.loss_tokens(np.array([i])) for i in (0, 2)) == batch.loss_tokens
 
 
-def test_rows_of_triples_are_those_that_were_decoded() -> None:
-    source, target = triples().lengths
-    assert source.tolist() == [2, 3] and target.tolist() == [1, 2]
+def test_gold_and_decoded_text_both_as_targets() -> None:
+    """The control for distillation: no stream reads another, and unusable text bears no loss."""
+    builder = PairBuilder(pair(), (R2L,), None, decoded(), 0.5, 10)
+    batch = built(builder, [2, 0])
+    assert batch.inputs.tolist() == [
+        [[TAG_R2L, 16, PAD, PAD, PAD]],
+        [[TAG_R2L, 9, 8, 7, 6]],
+        [[TAG_R2L, 12, 11, PAD, PAD]],
+        [[TAG_R2L, 11, 12, PAD, PAD]],
+    ]
+    gold = {(0, 0, i): (token, 1) for i, token in enumerate([16, END])}
+    gold |= {(2, 0, i): (token, 1) for i, token in enumerate([12, 11, END])}
+    pseudo = {(1, 0, i): (token, 0.5) for i, token in enumerate([9, 8, 7, 6, END])}
+    pseudo |= {(3, 0, i): (token, 0.5) for i, token in enumerate([11, 12, END])}
+    assert losses(batch) == gold | pseudo
+    assert batch.loss_tokens == builder.loss_tokens(np.array([2, 0])) == 5 + 0.5 * 8
+    both = PairBuilder(pair(), (L2R, R2L), None, decoded(), 1.0, 10)
+    assert not any(row == 3 and d == 0 for row, d, _ in losses(built(both, [2, 0])))  # that one is empty
+
+
+def test_rows_that_can_be_trained_on() -> None:
+    """By default what was decoded; or a share, of which a part that is not read need not be decoded."""
+    assert triples().rows.tolist() == [0, 2]
+    assert PairBuilder(pair(), (L2R,)).rows.tolist() == [0, 1, 2]
+    some = TripleBuilder(pair(), decoded(), 0.0, 10, np.arange(3))
+    assert some.rows.tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match="decoded: holds no decoded text of training pair 2; decode all pairs that are"):
+        built(some, [0, 1])
 
 
 BUILDERS = {
@@ -122,13 +153,14 @@ BUILDERS = {
     "both": lambda: PairBuilder(pair(), (L2R, R2L)),
     "triples": lambda: triples(),
     "pseudo": lambda: triples(0.5),
+    "distilled": lambda: PairBuilder(pair(), (L2R,), None, decoded(), 0.5, 10),
 }
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_inputs_hold_no_end_mark_and_nothing_after_it(name: str) -> None:
     for size in (0, 4):
-        batch = built(BUILDERS[name](), [0, 1], size)
+        batch = built(BUILDERS[name](), [0, 2], size)
         assert not (batch.inputs == END).any()
         tokens = batch.inputs != PAD
         assert (tokens[..., 1:] <= tokens[..., :-1]).all() and tokens[..., 0].all()  # padding comes last
@@ -141,9 +173,9 @@ def test_inputs_hold_no_end_mark_and_nothing_after_it(name: str) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_filled_up_batches_have_a_fixed_shape(name: str) -> None:
     builder = BUILDERS[name]()
-    shapes = {tuple(tuple(x.shape) for x in vars(built(builder, rows, 4)).values()) for rows in ([0], [1], [0, 1])}
+    shapes = {tuple(tuple(x.shape) for x in vars(built(builder, rows, 4)).values()) for rows in ([0], [2], [0, 2])}
     (shape,) = shapes
-    places = 1 if name == "l2r" else 2 if name in ("both", "triples") else 4  # streams that may bear a loss, a source
+    places = {"l2r": 1, "pseudo": 4}.get(name, 2)  # streams that may bear a loss, a source
     assert shape[0] == (4, 8) and shape[2] == shape[3] == shape[4] == (places * 4 * 8,)
 
 
@@ -167,7 +199,7 @@ def assert_same(found: tuple, expected: tuple) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_filled_up_batches_have_the_same_loss_and_gradients(name: str) -> None:
     interaction = name in ("triples", "pseudo")
-    exact, filled = (built(BUILDERS[name](), [0, 1], size) for size in (0, 5))
+    exact, filled = (built(BUILDERS[name](), [0, 2], size) for size in (0, 5))
     assert filled.loss_tokens == exact.loss_tokens
     assert_same(gradients(filled, interaction), gradients(exact, interaction))
 
@@ -176,7 +208,7 @@ def test_filled_up_batches_have_the_same_loss_and_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", BUILDERS)
 def test_halves_add_up_to_the_whole(name: str, size: int) -> None:
     interaction = name in ("triples", "pseudo")
-    batch = built(BUILDERS[name](), [1, 0], size)
+    batch = built(BUILDERS[name](), [2, 0], size)
     halves = batch.halves()
     assert [len(half.source) for half in halves] == [len(batch.source) // 2, -(-len(batch.source) // 2)]
     assert sum(half.loss_tokens for half in halves) == batch.loss_tokens

@@ -105,6 +105,33 @@ def test_prepare_refuses_wrong_arguments(say: Say, tmp_path: Path) -> None:
         assert_says(say(*common, *options), message)
 
 
+def test_a_split_is_decoded_or_refused(say: Say, prepared: Prepared, runs: Path, tmp_path: Path) -> None:
+    run, out = runs / "transformer-l2r", tmp_path / "decoded"
+    common = ("decode", run, "--device", "cpu", "--split")
+    for options, message in (
+        (("train",), "--split needs --output FOLDER, which training reads as `decoded:`"),
+        (("news", "--output", out), "--split: must be one of train, dev, got 'news'"),
+        (
+            ("train", "--output", out, "--nbest", "2"),
+            "--split decodes prepared sources for training; it takes no option of text in or text out",
+        ),
+        (
+            ("train", "--output", out, "--direction", "r2l"),
+            f"search.direction: {run} is a transformer-l2r run and decodes l2r only, got 'r2l'",
+        ),
+        (("train", "--output", out, "--data", tmp_path), f"{tmp_path}: is not a prepared folder (no meta.json); ..."),
+    ):
+        assert_says(say(*common, *options), message)
+    assert say(*common, "dev", "--output", out, "--quiet") == (0, "", "")
+    config = write_config(tmp_path / "c.yaml", tiny(prepared.folder, train={"pseudo_loss": 1.0}, decoded=str(out)))
+    found = say("train", config, "--output", tmp_path / "run", "--device", "cpu")
+    assert_says(found, f"{out}: holds decoded text of dev, not of the training sources")
+    assert say(*common, "train", "--output", out, "--quiet") == (0, "", "")
+    config = write_config(tmp_path / "c.yaml", tiny(prepared.folder, "bift", decoded=str(out)))
+    found = say("train", config, "--output", tmp_path / "other", "--device", "cpu")
+    assert_says(found, f"{out}: holds no r2l text, only l2r")
+
+
 def test_check_names_a_missing_file(say: Say, tmp_path: Path) -> None:
     s, _ = files(tmp_path)
     code, out, err = say("check", "--source", s, "--target", tmp_path / "no")
@@ -152,8 +179,34 @@ def test_prepare_on_a_full_disk(say: Say, tmp_path: Path, monkeypatch: pytest.Mo
         ),
         (["--system=bift"], "decoded: is required to train with interaction, since gold text as the future would ..."),
         (["--strategy.name=fine-tuning"], "strategy: is for systems with interaction (bift), but system is ..."),
-        (["--strategy.name=two"], "{config}: strategy.name: must be 'fine-tuning', got 'two'"),
-        (["--system=bift", "--decoded=none"], "none: holds no decoded text; write it with `bothways train` ..."),
+        (["--strategy.name=two"], "{config}: strategy.name: must be 'two-pass', 'fine-tuning' or 'online', got 'two'"),
+        (
+            ["--strategy.name=online", "--strategy.folds=2"],
+            "{config}: strategy.folds: does not belong to online, got 2",
+        ),
+        (
+            ["--strategy.name=fine-tuning", "--strategy.l2r=run/"],
+            "{config}: strategy.l2r: does not belong to fine-tuning, got 'run/'",
+        ),
+        (
+            ["--strategy.name=two-pass", "--strategy.l2r=run/", "--strategy.folds=2"],
+            "{config}: strategy.folds: takes models that it trains itself, not l2r or r2l, got 2",
+        ),
+        (
+            ["--strategy.name=online", "--strategy.refresh=3"],
+            "{config}: strategy.average: must be at most refresh (3), got 5",
+        ),
+        (["--strategy.name=online", "--strategy.form=x"], "{config}: strategy.form: unknown key; accepted...from, ..."),
+        (["--train.without_fold=2"], "{config}: train.without_fold: must be one of 2 or more folds (1), got 2"),
+        (
+            ["--system=bift", "--decoded=none"],
+            "none: holds no decoded text; a strategy writes it, or `bothways decode RUN --split train`",
+        ),
+        (
+            ["--decoded=none"],
+            "decoded: system transformer-l2r reads no future; set train.pseudo_loss above 0 to train on ...",
+        ),
+        (["--data", "nowhere/else"], "nowhere/else: no such folder; `bothways prepare` makes it"),
         (["--data=nowhere"], "nowhere: no such folder; `bothways prepare` makes it"),
         (["--train.start_from=nowhere"], "nowhere: is not a run (it has no config.yaml); `bothways train` makes one"),
         (["--train.max_length=2"], "train.max_length: all 120 training pairs are longer than 2 tokens"),
