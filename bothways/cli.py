@@ -191,6 +191,7 @@ def train(
     run(config, output, overrides, device=device, quiet=quiet)
 
 
+# Longer than 60 lines because each of its options has a line.
 @app.command(context_settings=OVERRIDES)
 def decode(
     context: typer.Context,
