@@ -167,7 +167,9 @@ def _ours(system: str, shape: str, device: torch.device, dtype: torch.dtype) -> 
     def decode(sources: Tensor) -> list[int]:
         limits = torch.full((len(sources),), TOKENS_OUT - 1, device=device)
         with torch.inference_mode():
-            found = search(step, model.start(sources, len(directions), slots), limits, directions, settings)
+            found = search(
+                step, model.start(model.encode(sources), len(directions), slots), limits, directions, settings
+            )
         return [len(one.hypotheses[0].tokens) + one.hypotheses[0].cut_off for one in found]
 
     return Contender("bothways", system, model.parameter_count(), decode)

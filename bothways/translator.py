@@ -262,10 +262,10 @@ def _decode_batch(
         limits = [max_length(config, len(sources[i])) + length for i, length in zip(places, lengths, strict=True)]
         K = 1 if config.greedy else config.beam // len(directions)
         with torch.inference_mode():
-            state = model.start(padded([[*sources[i], END] for i in places]).to(device), len(directions), K)
+            memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
             found = search(
                 model.step,
-                state,
+                model.start(memory, len(directions), K),
                 torch.tensor(limits, device=device),
                 directions,
                 config,
@@ -328,7 +328,9 @@ def force(
         source = padded([[*sources[i], END] for i in places])
         labels = padded([[*targets[i], END] for i in places], width).to(device)
         with torch.inference_mode():
-            hidden = model.hidden(source.to(device), inputs.to(device))[:, sorted(streams).index(direction)]
+            hidden = model.hidden(model.encode(source.to(device)), inputs.to(device))[
+                :, sorted(streams).index(direction)
+            ]
             found = model.log_probs(hidden).gather(-1, labels[..., None]).squeeze(-1).double().tolist()
         for i, row in zip(places, found, strict=True):
             scores[i] = row[: len(targets[i]) + 1]

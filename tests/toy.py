@@ -137,7 +137,7 @@ def decode(
     directions = DIRECTIONS[config.direction or "both"]
     limits = torch.tensor([limits] * len(sources) if isinstance(limits, int) else limits)
     with torch.inference_mode():
-        state = model.start(pad(sources, padding), len(directions), Plan.of(config, directions).slots)
+        state = model.start(model.encode(pad(sources, padding)), len(directions), Plan.of(config, directions).slots)
         return search(model.step, state, limits, directions, config, forced, trace=True)
 
 
@@ -155,7 +155,7 @@ def naive_run(model: Seq2Seq, source: Tensor, limit: int, config: SearchConfig) 
 
     def distributions(steps: Sequence[TraceStep]) -> list[list[list[float]]]:
         with torch.inference_mode():
-            rows = precise.replay(source[None], Lattice(*lattice(steps)))
+            rows = precise.replay(precise.encode(source[None]), Lattice(*lattice(steps)))
         return rows[:, -len(steps[-1].tokens[0]) :].tolist()  # type: ignore[no-any-return]
 
     return naive_over(distributions, limit, config)

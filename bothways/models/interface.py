@@ -18,6 +18,14 @@ from bothways.nn.layers import linear
 from bothways.tokens import FIRST_PREDICTED
 
 
+class Memory(Protocol):
+    """Encoded sources: all that a decoder reads of them. One memory may serve any number of passes."""
+
+    def keep(self, sentences: Tensor) -> Self:
+        """These sentences only, by row [B']."""
+        ...
+
+
 class State(Protocol):
     """All that decoding remembers. It is consumed by `step`: go on from the state that step returns."""
 
@@ -45,8 +53,15 @@ class Seq2Seq(nn.Module):
     """An encoder-decoder with one or two directions."""
 
     @abstractmethod
-    def hidden(self, source: Tensor, inputs: Tensor) -> Tensor:
-        """Teacher forcing: sources [B, S] and input tokens [R, D, T] -> what the output layer reads, [R, D, T, E]."""
+    def encode(self, source: Tensor) -> Memory:
+        """Sources [B, S], each with its end mark -> their memory."""
+
+    @abstractmethod
+    def hidden(self, memory: Memory, inputs: Tensor) -> Tensor:
+        """Teacher forcing: input tokens [R, D, T] -> what the output layer reads, [R, D, T, E].
+
+        R / B rows in turn share a source.
+        """
 
     @property
     @abstractmethod
@@ -54,8 +69,8 @@ class Seq2Seq(nn.Module):
         """The output layer's matrix [V, E]."""
 
     @abstractmethod
-    def start(self, source: Tensor, directions: int, hypotheses: int) -> State:
-        """Encode sources [B, S], and be ready for the tags of `directions` x `hypotheses` streams."""
+    def start(self, memory: Memory, directions: int, hypotheses: int) -> State:
+        """Be ready for the tags of `directions` x `hypotheses` streams a sentence."""
 
     @abstractmethod
     def step(
@@ -68,8 +83,8 @@ class Seq2Seq(nn.Module):
         """
 
     @abstractmethod
-    def replay(self, source: Tensor, lattice: Lattice) -> Tensor:
-        """Next-token log-probabilities [D, N, V] of every node of one sentence [1, S], without a cache."""
+    def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
+        """Next-token log-probabilities [D, N, V] of every node of the one sentence in memory, without a cache."""
 
     @abstractmethod
     def layers(self) -> list[nn.Module]:
@@ -80,8 +95,8 @@ class Seq2Seq(nn.Module):
         """Names of the parameters that a model without interaction does not have."""
 
     def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
-        """Teacher forcing: log-probabilities [R, D, T, V] of every next token."""
-        return self.log_probs(self.hidden(source, inputs))
+        """Teacher forcing over sources [B, S]: log-probabilities [R, D, T, V] of every next token."""
+        return self.log_probs(self.hidden(self.encode(source), inputs))
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], with tags and padding masked before the softmax; at least float32."""

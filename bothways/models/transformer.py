@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bothways.config import ModelConfig
 from bothways.errors import ConfigError
-from bothways.models.interface import Lattice, Seq2Seq, State
+from bothways.models.interface import Lattice, Memory, Seq2Seq, State
 from bothways.nn.attention import History, SelfAttention, SourceAttention, SynchronousAttention, View, partner
 from bothways.nn.fusion import fusion_of
 from bothways.nn.layers import Embedding, FeedForward, SubLayer, initialize, sinusoids
@@ -22,15 +22,15 @@ FIRST_CAPACITY = 16  # steps that a history has room for at first; it doubles wh
 
 
 @dataclass(frozen=True)
-class Memory:
+class TransformerMemory:
     """Encoded sources, ready for every decoder layer."""
 
     keys_values: tuple[tuple[Tensor, Tensor], ...]  # per layer, [B, H, S, d] twice
     mask: Tensor  # [B, 1, 1, S]
 
-    def keep(self, sentences: Tensor) -> "Memory":
+    def keep(self, sentences: Tensor) -> "TransformerMemory":
         """Only these sentences."""
-        return Memory(tuple((k[sentences], v[sentences]) for k, v in self.keys_values), self.mask[sentences])
+        return TransformerMemory(tuple((k[sentences], v[sentences]) for k, v in self.keys_values), self.mask[sentences])
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TransformerState:
     Its entry [b, d, k, t] is the slot that hypothesis k descends from at step t, or -1 where it consumed nothing.
     """
 
-    memory: Memory
+    memory: TransformerMemory
     histories: tuple[History, ...]  # per layer
     ancestors: Tensor  # [B, D, K, t]
 
@@ -128,31 +128,32 @@ class Transformer(Seq2Seq):
 
     # -- encoder ------------------------------------------------------------------------------------------------------
 
-    def encode(self, source: Tensor) -> Memory:
-        """Sources [B, S] -> what the decoder's layers read of them."""
+    def encode(self, source: Tensor) -> TransformerMemory:
+        """See Seq2Seq: keys and values for every decoder layer."""
         mask = (source != PAD)[:, None, None, :]
         x = self._embed(self.source_embedding, source, torch.arange(source.size(1), device=source.device))
         for layer in self.encoder:
             x = layer(x, mask)
         x = self.encoder_norm(x)
-        return Memory(tuple(layer.source_attention.remember(x) for layer in self.decoder), mask)  # type: ignore[operator, union-attr]
+        return TransformerMemory(tuple(layer.source_attention.remember(x) for layer in self.decoder), mask)  # type: ignore[operator, union-attr]
 
     # -- decoder: one stack, three views -------------------------------------------------------------------------------
 
-    def hidden(self, source: Tensor, inputs: Tensor) -> Tensor:
+    def hidden(self, memory: Memory, inputs: Tensor) -> Tensor:
         """See Seq2Seq: position i sees inputs 0..i of its own stream and, with interaction, of its partner's."""
+        assert isinstance(memory, TransformerMemory)
         view = self._view_of_streams(inputs)
         positions = torch.arange(inputs.size(-1), device=inputs.device)
-        return self._decode(inputs, positions, view, self.encode(source))
+        return self._decode(inputs, positions, view, memory)
 
-    def start(self, source: Tensor, directions: int, hypotheses: int) -> TransformerState:
+    def start(self, memory: Memory, directions: int, hypotheses: int) -> TransformerState:
         """See Seq2Seq."""
-        memory = self.encode(source)
+        assert isinstance(memory, TransformerMemory)
         keys = memory.keys_values[0][0]
         B, H, _, d = keys.shape
         shape = (B, directions, H, FIRST_CAPACITY, hypotheses, d)
         histories = tuple(History.empty(shape, keys) for _ in self.decoder)
-        ancestors = torch.zeros(B, directions, hypotheses, 0, dtype=torch.long, device=source.device)
+        ancestors = torch.zeros(B, directions, hypotheses, 0, dtype=torch.long, device=keys.device)
         return TransformerState(memory, histories, ancestors)
 
     def step(
@@ -169,14 +170,15 @@ class Transformer(Seq2Seq):
         x = self._decode(tokens, position, view, state.memory, state.histories, step)
         return self.log_probs(x), state
 
-    def replay(self, source: Tensor, lattice: Lattice) -> Tensor:
+    def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: the nodes are one long stream per direction, and the lattice says who reads whom."""
+        assert isinstance(memory, TransformerMemory)
         own, has_future, weights, future = lattice.own[None], None, None, None
         if self.interaction and lattice.tokens.size(0) == 2:
             has_future, weights = (lattice.weights.sum(-1) > 0)[None], lattice.weights[None]
             future = partner(lattice.seen[None].flatten(2, 3))  # rows of a direction's mask: its partner's queries
         view = View(_with_future(own, future), weights, has_future)
-        x = self._decode(lattice.tokens[None], lattice.positions[None], view, self.encode(source))
+        x = self._decode(lattice.tokens[None], lattice.positions[None], view, memory)
         return self.log_probs(x)[0]
 
     def _decode(
@@ -184,7 +186,7 @@ class Transformer(Seq2Seq):
         tokens: Tensor,
         positions: Tensor,
         view: View,
-        memory: Memory,
+        memory: TransformerMemory,
         histories: tuple[History, ...] | None = None,
         step: int = 0,
     ) -> Tensor:

@@ -27,7 +27,7 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted sums over the batch: the loss, and the plain negative log-likelihood (which has no gradient)."""
-        hidden = self.model.hidden(batch.source, batch.inputs).flatten(0, 2)
+        hidden = self.model.hidden(self.model.encode(batch.source), batch.inputs).flatten(0, 2)
         loss, likelihood = linear_cross_entropy(
             hidden.index_select(0, batch.positions),
             self.model.output_weight,

@@ -357,7 +357,7 @@ def test_a_decoder_step_follows_the_equations(meeting: dict[str, Any], mixed: bo
     generator = torch.Generator().manual_seed(7)
     B, D, K, P = 2, 2, 3, 3 if mixed else 1
     sources = toy_sources(7, B)
-    state = model.start(pad(sources, 1), D, K)
+    state = model.start(model.encode(pad(sources, 1)), D, K)
     nodes: list[list[Node]] = [[] for _ in range(B)]
     chains: list[list[list[list[int]]]] = [[[[] for _ in range(K)] for _ in range(D)] for _ in range(B)]
     for step in range(4):
@@ -405,7 +405,7 @@ def test_replay_follows_the_equations(meeting: dict[str, Any]) -> None:
     weights = torch.rand(D, N, P, dtype=torch.float64)
     weights[:, 1] = 0.0
     tokens, positions = torch.randint(4, 9, (D, N)), torch.randint(0, 4, (D, N))
-    found = model.replay(source[None], Lattice(tokens, positions, own, seen, weights))
+    found = model.replay(model.encode(source[None]), Lattice(tokens, positions, own, seen, weights))
     nodes = [
         Node(
             int(tokens[d, n]),

@@ -172,7 +172,7 @@ def test_replaying_the_trace_gives_every_log_probability(family: Family, meeting
         for source, found in zip(sources, decode(model, sources, 7, config), strict=True):
             assert found.trace is not None
             steps, K = found.trace.steps, len(found.trace.steps[0].tokens[0])
-            replayed = model.replay(source[None], Lattice(*lattice(steps))).tolist()
+            replayed = model.replay(model.encode(source[None]), Lattice(*lattice(steps))).tolist()
             for t, step in enumerate(steps[1:]):
                 for d, half in enumerate(step.live):
                     for k in [k for k, live in enumerate(half) if live]:

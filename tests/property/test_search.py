@@ -257,7 +257,7 @@ def test_selecting_twice_is_selecting_by_the_composed_order(family: Family, meet
         results = []
         for orders in ([first, second], [composed]):
             with torch.inference_mode():
-                _, state = consume(model, model.start(source, 2, 3), seed, shape)
+                _, state = consume(model, model.start(model.encode(source), 2, 3), seed, shape)
                 for order in orders:
                     state = state.select(order)
                 results.append(consume(model, state, seed + 1, shape)[0])
@@ -269,7 +269,7 @@ def test_selecting_copies_hypotheses(family: Family, meeting: dict[str, Any]) ->
     """Slots that go on from the same one, with the same token and partner, predict the same."""
     model, source = toy_model(family.both, seed=1, **meeting), pad(toy_sources(1, 2))
     with torch.inference_mode():
-        _, state = consume(model, model.start(source, 2, 3), 1, (2, 2, 3))
+        _, state = consume(model, model.start(model.encode(source), 2, 3), 1, (2, 2, 3))
         state = state.select(torch.full((2, 2, 3), 1))
         log_probs, _ = model.step(
             torch.full((2, 2, 3), 5), state, torch.zeros(2, 2, 3, 1, dtype=torch.long), torch.ones(2, 2, 3, 1)
@@ -284,7 +284,7 @@ def test_keeping_sentences_is_decoding_only_those(family: Family, meeting: dict[
     results = []
     for kept_first in (True, False):
         with torch.inference_mode():
-            state = model.start(source[rows] if kept_first else source, 2, 3)
+            state = model.start(model.encode(source[rows] if kept_first else source), 2, 3)
             generator = torch.Generator().manual_seed(3)
             for step in range(4):
                 tokens, partners = (
@@ -338,7 +338,7 @@ def assert_scores_are_the_models(model: Seq2Seq, source: Tensor, found: Found, c
     steps = trace_of(found).steps
     K = len(steps[0].tokens[0])
     with torch.inference_mode():
-        replayed = model.replay(source[None], Lattice(*lattice(steps))).tolist()
+        replayed = model.replay(model.encode(source[None]), Lattice(*lattice(steps))).tolist()
     for t, step in enumerate(steps[1:]):
         for d, k in product(range(2), range(K)):
             if step.live[d][k]:

@@ -23,7 +23,7 @@ def stepwise(model: Seq2Seq, source: torch.Tensor, inputs: torch.Tensor, interac
     """[B, D, T, V]: the same streams, a token at a time, with one hypothesis each."""
     B, D, T = inputs.shape
     with torch.inference_mode():
-        state, out = model.start(source, D, 1), []
+        state, out = model.start(model.encode(source), D, 1), []
         partners, weights = torch.zeros(B, D, 1, 1, dtype=torch.long), torch.ones(B, D, 1, 1)
         for t in range(T):
             met = (partners, weights) if interaction else ()
@@ -74,7 +74,7 @@ def test_weights_of_zero_read_no_future(family: Family, meeting: dict[str, Any])
     source, inputs = pad(toy_sources(1, 4)), streams(1, [(4, 4)] * 4)
     for P in (1, 2):
         with torch.inference_mode():
-            state, expected = model.start(source, 2, 2), apart(source, inputs)
+            state, expected = model.start(model.encode(source), 2, 2), apart(source, inputs)
             for t in range(inputs.size(-1)):
                 tokens = inputs[..., t, None].expand(-1, -1, 2)
                 log_probs, state = model.step(
@@ -135,7 +135,7 @@ def test_tags_and_padding_are_never_predicted(system: str) -> None:
     model = toy_model(system, seed=5)
     source, inputs = pad(toy_sources(5, 2)), streams(5, [(2, 2), (1, 2)])
     with torch.inference_mode():
-        step, _ = model.step(inputs[..., :1], model.start(source, 2, 1))
+        step, _ = model.step(inputs[..., :1], model.start(model.encode(source), 2, 1))
         for log_probs in (model(source, inputs), step):
             assert (log_probs[..., :FIRST_PREDICTED] == -torch.inf).all()
             torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(log_probs.shape[:-1]))
