@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -129,7 +130,7 @@ def compared(system: str, folder: Path) -> list[reporting.Chosen]:
         ("no-interaction, l2r", "no-interaction", "l2r"),
         ("no-interaction, r2l", "no-interaction", "r2l"),
         ("no-interaction, both", "no-interaction", "both"),
-        ("no-interaction-longer, both", "no-interaction-longer", "both"),
+        ("no-interaction-longer", "no-interaction-longer", "both"),
         (system, system, "both"),
     )
     return [
@@ -192,17 +193,23 @@ def _telling(references: list[str], results: list[Translation]) -> list[tuple[st
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(title="Written English to spoken form: 1,000 test sentences with unseen values")
-    names = ("system", "exact %", "BLEU", "first 4 %", "last 4 %", "length", "sent/s", "params", "train s")
+    """Narrow enough for a terminal of 80 columns."""
+    table = Table(
+        title="Written English to spoken form: 1,000 test sentences with unseen values",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
+    names = ("system", "exact", "BLEU", "first4", "last4", "length", "sent/s", "params", "train s")
     for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i else "left")
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
     for row in rows:
         table.add_row(
             row.system,
             *(f"{value:.1f}" for value in (row.exact_match, row.bleu, row.first4, row.last4)),
             f"{row.length_ratio:.3f}",
             f"{row.sentences_per_second:.0f}",
-            f"{row.parameters:,}",
+            f"{row.parameters / 1e6:.2f}M",
             f"{row.train_seconds:.0f}",
         )
     return table

@@ -128,9 +128,12 @@ def spots(rows: Sequence[Spot], title: str, x_title: str, size: Size, line_at: f
     known = [v for row in rows for v in (row.value, row.low, row.high, row.other, line_at) if v is not None]
     marks = ticks(min(known), max(known), 5 if size is WIDE else 4)
     bottom = top + step * len(rows)
+    inset = max(
+        10.0, max(len(_number(mark, marks)) for mark in marks) * LETTER / 2 - min(left, right)
+    )  # for half a label
 
     def x(value: float) -> float:
-        return left + 10 + (size.width - left - right - 20) * (value - marks[0]) / (marks[-1] - marks[0])
+        return left + inset + (size.width - left - right - 2 * inset) * (value - marks[0]) / (marks[-1] - marks[0])
 
     at = [top + step * i + (step / 2 if size is WIDE else 34) for i in range(len(rows))]
     # Upright lines run through; on a phone, where names stand between the rows, they stop before them.

@@ -239,6 +239,18 @@ def test_figures_hold_every_value_inside() -> None:
         assert all(0 <= x <= size.width for x in xs) and drawn.count("<title>") == 5
 
 
+@pytest.mark.parametrize("values", [(0.9989, 1.0003), (98.2, 99.9), (-2.0, 0.5)])
+def test_labels_of_ticks_lie_inside(values: tuple[float, float]) -> None:
+    rows = [plots.Spot(f"system {i}", i, value, f"{value:.3f}") for i, value in enumerate(values)]
+    for size in (plots.WIDE, plots.NARROW):
+        drawn = plots.spots(rows, "title", "words", size)
+        labels = re.findall(r'class="tick mid" x="([\d.]+)" y="[\d.]+">([^<]+)<', drawn)
+        assert len(labels) >= 2
+        for x, label in labels:
+            half = len(label) * plots.LETTER / 2
+            assert float(x) - half >= -0.1 and float(x) + half <= size.width + 0.1
+
+
 @pytest.mark.parametrize(
     "low, high, count, expected",
     [
