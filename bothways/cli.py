@@ -259,7 +259,8 @@ def decode(
         results: Iterable[Translation] = translator.stream(lines, allow_empty, trace)
         if prefix or suffix:
             forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
-            results = translator.translate(list(translator.checked(lines, allow_empty)), forced[0], forced[1], trace)
+            sources = list(translator.checked(lines, allow_empty))
+            results = translator.translate(sources, forced[0], forced[1], trace, allow_empty)
         for i, result in enumerate(_counted(results, quiet)):
             out.write(_formatted(i, result, form, translator.config.nbest))
             out.flush()  # whoever reads a pipe need not wait for the rest
