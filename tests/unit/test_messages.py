@@ -265,6 +265,29 @@ def test_train_refuses_to_mix_experiments(say: Say, runs: Path, tmp_path: Path) 
     assert_says(say("train", config, "--output", config), f"{config}: is a file; --output must be a folder")
 
 
+def test_train_does_not_write_into_a_prepared_folder(say: Say, runs: Path, tmp_path: Path) -> None:
+    """`--output data/` by mistake: nothing is written, nor trained for hours before it is noticed."""
+    pair = write_pairs(tmp_path, "some", [("a b x", "x y"), ("b", "z")])
+    data = prepare(*pair, (), (), tmp_path / "data", vocab=50, kind="words").folder
+    before = sorted(data.rglob("*"))
+    for system in ("transformer-l2r", "bift"):
+        found = say("train", runs / f"{system}.yaml", "--data", data, "--output", data)
+        assert_says(found, f"{data}: holds data, not a run; give another --output")
+    assert sorted(data.rglob("*")) == before
+
+
+def test_early_stopping_needs_a_validation_set(say: Say, runs: Path, tmp_path: Path) -> None:
+    pair = write_pairs(tmp_path, "some", [("a b x", "x y"), ("b", "z")])
+    data = prepare(*pair, (), (), tmp_path / "data", vocab=50, kind="words").folder
+    common = ("train", runs / "transformer-l2r.yaml", "--data", data, "--output", tmp_path / "run")
+    for option, value in (("patience", 3), ("metric", "bleu")):
+        assert_says(
+            say(*common, f"--train.{option}={value}"),
+            f"train.{option}: needs a validation set, but {data} has none; prepare it with --valid, "
+            f"or leave train.{option} out",
+        )
+
+
 def test_train_refuses_other_data(say: Say, runs: Path, tmp_path: Path) -> None:
     pair = write_pairs(tmp_path, "other", [("a b x", "x y"), ("b", "z")])
     other = prepare(*pair, (), (), tmp_path / "data", vocab=50, kind="words")
@@ -279,6 +302,11 @@ def test_train_refuses_other_data(say: Say, runs: Path, tmp_path: Path) -> None:
             f"--train.start_from={run}"),
         f"{run}: has another vocabulary than this run's data; prepare both with the same one",
     )  # fmt: skip
+    assert_says(  # also where all stages are done
+        say("train", runs / "bift.yaml", "--output", runs / "bift", "--data", other.folder),
+        f"{runs / 'bift'}: stage first was done with other prepared data (fingerprint ...) than {other.folder} (...); "
+        "give another --output",
+    )
     settings = json.loads((runs / "bift.yaml").read_text(encoding="utf-8")) | {"strategy": None}
     settings |= {"decoded": str(runs / "bift" / "decoded"), "data": str(other.folder)}
     assert_says(
