@@ -54,6 +54,7 @@ class Progress:
 
     update: int = 0
     best: float | None = None
+    metric: str = ""  # what `best` and `worse` are about
     best_update: int = 0
     worse: int = 0  # validations since the best one
     skipped: int = 0  # updates that were not finite
@@ -136,6 +137,8 @@ class Trainer:
                     self._after_update()
                 if self.saved != progress.update:
                     self._save()
+            if self._is_out_of_patience():
+                self.report.say(f"{self._why_it_stopped()}; train.patience is {config.patience}")
             if interrupt.came:
                 raise KeyboardInterrupt(
                     f"interrupted after update {progress.update}, which is saved; the same command goes on"
@@ -155,6 +158,11 @@ class Trainer:
 
     def _is_out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.worse
+
+    def _why_it_stopped(self) -> str:
+        now = self.progress
+        best = "" if now.best is None else f"; the best was {now.best:.4g} after update {now.best_update}"
+        return f"stopped after update {now.update}: {now.worse} validations without a better {now.metric}{best}"
 
     # -- one update --------------------------------------------------------------------------------------------------
 
@@ -306,6 +314,7 @@ class Trainer:
         self.report.log(progress.update, **{f"valid_{name}": value for name, value in values.items()})
         if metric not in values:
             raise ConfigError(f"train.metric: must be one of {', '.join(values)}, got {metric!r}")
+        progress.metric = metric
         sign = 1 if metric in LOWER_IS_BETTER else -1
         is_better = progress.best is None or sign * values[metric] < sign * progress.best
         if is_better and math.isfinite(values[metric]):
@@ -343,6 +352,8 @@ class Trainer:
         known = {field.name for field in fields(Progress)}
         self.progress = Progress(**{name: value for name, value in snapshot.progress.items() if name in known})
         self.saved = self.progress.update
+        if self.progress.metric != self.config.metric:  # values of another metric cannot be compared with
+            self.progress.best, self.progress.worse = None, 0
         if self.rank == 0:
             self._mark_best()  # the run may have ended between saving and marking
 
