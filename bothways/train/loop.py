@@ -107,7 +107,7 @@ class Trainer:
         self.splits = 1  # parts that a batch is cut into since memory ran out
         # Since the last log: loss, likelihood, updates skipped, and the loss tokens of those.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.tokens_since, self.saved = 0.0, -1
+        self.tokens_since, self.saved, self.skipped_in_a_row = 0.0, -1, 0
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -273,11 +273,11 @@ class Trainer:
     def _log(self) -> None:
         loss, likelihood, skipped, skipped_tokens = self._summed().tolist()
         now = time.monotonic()
-        tokens = max(1.0, self.tokens_since - skipped_tokens)
+        tokens = self.tokens_since - skipped_tokens
         self.progress.skipped += round(skipped)
-        values = {
-            "loss": loss / tokens,
-            "perplexity": math.exp(min(50.0, likelihood / tokens)),
+        self.skipped_in_a_row = round(skipped) + (self.skipped_in_a_row if tokens < 1 else 0)
+        values = {"loss": loss / tokens, "perplexity": math.exp(min(50.0, likelihood / tokens))} if tokens >= 1 else {}
+        values |= {
             "learning_rate": learning_rate(self.config, self.progress.update - 1),
             "tokens_per_second": self.tokens_since / max(1e-9, now - self.logged_at),
         }
@@ -286,10 +286,10 @@ class Trainer:
         self.report.log(self.progress.update, **values)
         self.sums.zero_()
         self.tokens_since, self.logged_at = 0.0, now
-        if skipped > self.config.max_skipped:
+        if self.skipped_in_a_row > self.config.max_skipped:
             raise CheckpointError(
-                f"{round(skipped)} updates before update {self.progress.update} were not finite and were skipped, "
-                f"more than train.max_skipped ({self.config.max_skipped}); "
+                f"{self.skipped_in_a_row} updates before update {self.progress.update} were not finite and were "
+                f"skipped, more than train.max_skipped ({self.config.max_skipped}); "
                 "lower train.learning_rate or lengthen train.warmup"
             )
 
@@ -315,8 +315,7 @@ class Trainer:
         if metric not in values:
             raise ConfigError(f"train.metric: must be one of {', '.join(values)}, got {metric!r}")
         progress.metric = metric
-        sign = 1 if metric in LOWER_IS_BETTER else -1
-        is_better = progress.best is None or sign * values[metric] < sign * progress.best
+        is_better = progress.best is None or merit(metric, values[metric]) > merit(metric, progress.best)
         if is_better and math.isfinite(values[metric]):
             progress.best, progress.best_update, progress.worse = values[metric], progress.update, 0
         else:
@@ -376,6 +375,13 @@ def _adam(model: Seq2Seq, config: TrainConfig) -> torch.optim.AdamW:
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+def merit(metric: str, value: float) -> float:
+    """What is larger for the better of two values of a metric; of length ratios, the one nearer to 1."""
+    if metric == "length_ratio":
+        return -abs(value - 1)
+    return -value if metric in LOWER_IS_BETTER else value
 
 
 def learning_rate(config: TrainConfig, index: int) -> float:

@@ -602,6 +602,25 @@ def test_too_many_skipped_updates_are_an_error(prepared: Prepared, tmp_path: Pat
     )
 
 
+def test_skipped_updates_in_a_row_are_an_error_however_often_it_logs(prepared: Prepared, tmp_path: Path) -> None:
+    """And no loss is shown where there was none."""
+    trainer = trainer_of(prepared, Poisoned(prepared, *range(2, 8)), tmp_path / "run", max_skipped=2, log_every=1)
+    with pytest.raises(BothwaysError, match="3 updates before update 5 were not finite and were skipped, more than"):
+        trainer.run()
+    assert ["loss" in row for row in log_of(tmp_path / "run")] == [True, True, False, False, False]
+    now_and_then = Poisoned(prepared, 1, 3, 5, 7)
+    assert trainer_of(prepared, now_and_then, tmp_path / "other", max_skipped=2, log_every=1).run().skipped == 4
+
+
+@pytest.mark.parametrize(
+    "metric, better, worse",
+    [("loss", 1.0, 2.0), ("ter", 30.0, 40.0), ("bleu", 40.0, 30.0), ("length_ratio", 0.98, 1.04),
+     ("length_ratio", 1.02, 0.5)],
+)  # fmt: skip
+def test_what_is_better_depends_on_the_metric(metric: str, better: float, worse: float) -> None:
+    assert loop.merit(metric, better) > loop.merit(metric, worse)
+
+
 def test_out_of_memory_splits_the_batch_and_says_so(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
