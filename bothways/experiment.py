@@ -146,6 +146,7 @@ def builder_of(config: Config, prepared: Prepared) -> Builder:
     pair, train, directions = prepared.train, config.train, DIRECTIONS[config.model.direction or "both"]
     rows = rows_of((pair.source.lengths, pair.target.lengths), train)
     if config.decoded is None:
+        assert not config.model.interaction, "gold text on both sides would leak the words to be predicted"
         return PairBuilder(pair, directions, rows)
     decoded = Decoded.open(Path(config.decoded), prepared.fingerprint, directions)
     if config.model.interaction:
