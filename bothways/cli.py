@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SEPARATOR = "\x1f"  # joins the words of an option that takes any number of them
 MANY_WORDS = ("--valid", "--test", "--hypotheses")
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -41,9 +42,7 @@ class _Commands(TyperGroup):
             raise _Interrupted(str(interrupt)) from None
 
 
-app = typer.Typer(
-    cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and errors only.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default a GPU if there is one.")]
@@ -53,9 +52,14 @@ def main() -> None:
     """Run a command; turn what it raises into one line and an exit status."""
     try:
         try:
-            app(args=_join_words(sys.argv[1:]), prog_name="bothways", standalone_mode=True)
+            status = app(_join_words(sys.argv[1:]) or ["--help"], prog_name="bothways", standalone_mode=False)
         finally:
             sys.stdout.flush()  # here, where a full disk can still be said
+        raise SystemExit(status or 0)
+    except UsageError as error:
+        where, message = getattr(error, "ctx", None), getattr(error, "format_message", error.__str__)()
+        command = where.command_path if where else "bothways COMMAND"
+        _fail(f"{' '.join(message.split()).rstrip('.')}; `{command} --help` shows what is accepted", 2)
     except BothwaysError as error:
         _fail(str(error), 2)
     except (KeyboardInterrupt, _Interrupted) as error:
@@ -259,7 +263,8 @@ def decode(
         results: Iterable[Translation] = translator.stream(lines, allow_empty, trace)
         if prefix or suffix:
             forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
-            results = translator.translate(list(translator.checked(lines, allow_empty)), forced[0], forced[1], trace)
+            sources = list(translator.checked(lines, allow_empty))
+            results = translator.translate(sources, forced[0], forced[1], trace, allow_empty)
         for i, result in enumerate(_counted(results, quiet)):
             out.write(_formatted(i, result, form, translator.config.nbest))
             out.flush()  # whoever reads a pipe need not wait for the rest

@@ -177,7 +177,7 @@ class TrainConfig(Section):
     without_fold: int | None = Field(None, ge=1)
     """Train on all pairs but this part (from 1 on); a strategy with `folds` sets it."""
     max_skipped: int = Field(20, ge=1)
-    """Give up after this many skipped (non-finite) updates between two log lines."""
+    """Give up after this many skipped (non-finite) updates between two log lines, or in a row."""
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":

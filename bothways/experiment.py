@@ -19,7 +19,7 @@ from bothways.evaluate.scores import METRICS
 from bothways.evaluate.scores import score as score_text
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import resolve
-from bothways.run import Run, device_of, must_agree, start_from
+from bothways.run import Run, device_of, must_agree, must_be_free_for_a_run, start_from
 from bothways.tokens import DIRECTIONS, L2R, R2L, turn
 from bothways.train.checkpoint import Checkpoints, write_text
 from bothways.train.loop import Trainer, Validate
@@ -47,6 +47,7 @@ def train(
         raise ConfigError(f"--device: must be cpu or cuda, got {device!r}; CUDA_VISIBLE_DEVICES chooses the GPU")
     prepared = Prepared.open(config.data)
     _must_be_trainable(config, prepared)
+    must_be_free_for_a_run(output)
     console = Console(stderr=True, quiet=quiet or PartialState(cpu=device == "cpu").process_index > 0, highlight=False)
 
     def say(text: str) -> None:
@@ -103,6 +104,12 @@ def _must_be_trainable(config: Config, prepared: Prepared) -> None:
     accepted = ("loss", *METRICS)
     if config.train.metric not in accepted:
         raise ConfigError(f"train.metric: must be one of {', '.join(accepted)}, got {config.train.metric!r}")
+    if not prepared.valid and (config.train.patience or config.train.metric != "loss"):
+        option = "patience" if config.train.patience else "metric"
+        raise ConfigError(
+            f"train.{option}: needs a validation set, but {prepared.folder} has none; prepare it with --valid, "
+            f"or leave train.{option} out"
+        )
     if config.model.share_embeddings == "all" and not prepared.joint:
         raise ConfigError(
             f"model.share_embeddings: `all` needs a joint vocabulary, but {prepared.folder} has separate ones; "
@@ -139,6 +146,7 @@ def builder_of(config: Config, prepared: Prepared) -> Builder:
     pair, train, directions = prepared.train, config.train, DIRECTIONS[config.model.direction or "both"]
     rows = rows_of((pair.source.lengths, pair.target.lengths), train)
     if config.decoded is None:
+        assert not config.model.interaction, "gold text on both sides would leak the words to be predicted"
         return PairBuilder(pair, directions, rows)
     decoded = Decoded.open(Path(config.decoded), prepared.fingerprint, directions)
     if config.model.interaction:

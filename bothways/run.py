@@ -10,7 +10,6 @@ run/config.yaml                 every option, resolved
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 
 from bothways import config as configuration
 from bothways.config import Config
-from bothways.data.corpus import Prepared
+from bothways.data.corpus import Prepared, writing
 from bothways.errors import CheckpointError, ConfigError, VocabularyError
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import build
@@ -62,11 +61,11 @@ class Run:
             run = cls.open(folder)
             run.must_go_on_as(config, prepared)
         else:
-            if folder.exists() and not folder.is_dir():
-                raise ConfigError(f"{folder}: is a file; --output must be a folder")
             folder.mkdir(parents=True, exist_ok=True)
             for side in ("source", "target"):
-                shutil.copyfile(prepared.folder / f"{side}.vocabulary.json", folder / f"{side}.vocabulary.json")
+                text = (prepared.folder / f"{side}.vocabulary.json").read_text(encoding="utf-8")
+                with writing(folder / f"{side}.vocabulary.json"):
+                    write_text(folder / f"{side}.vocabulary.json", text)
             write_json(folder / "data.json", {"fingerprint": prepared.fingerprint})
         write_text(folder / "config.yaml", configuration.dump(config))
         return cls.open(folder)
@@ -114,6 +113,14 @@ def device_of(name: str | None) -> str:
         found = "" if count else " (torch finds no GPU)"
         raise ConfigError(f"--device: must be one of {', '.join(known)} on this machine{found}, got {name!r}")
     return name
+
+
+def must_be_free_for_a_run(folder: Path) -> None:
+    """Refuse a place that holds something else, before anything is written there."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; --output must be a folder")
+    if (folder / "meta.json").exists():
+        raise ConfigError(f"{folder}: holds data, not a run; give another --output")
 
 
 def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabulary], say: Say) -> None:

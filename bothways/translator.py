@@ -62,6 +62,16 @@ class Translation:
         """The direction that won."""
         return self.hypotheses[0].direction if self.hypotheses else ""
 
+    @property
+    def tokens(self) -> list[str]:
+        """The best hypothesis' subwords, see Output."""
+        return self.hypotheses[0].tokens if self.hypotheses else []
+
+    @property
+    def token_scores(self) -> list[float]:
+        """Their log-probabilities."""
+        return self.hypotheses[0].token_scores if self.hypotheses else []
+
 
 class Translator:
     """A run, ready to decode. Results do not depend on what a sentence is batched with."""
@@ -103,15 +113,22 @@ class Translator:
         prefixes: Sequence[str] = (),
         suffixes: Sequence[str] = (),
         trace: bool = False,
+        allow_empty: bool = False,
     ) -> list[Translation]:
-        """Translate texts. `prefixes` force how l2r begins; `suffixes`, in reading order, how r2l does."""
-        sources = [self._encode(i, text) for i, text in enumerate(texts, 1)]
+        """Translate texts. `prefixes` force how l2r begins; `suffixes`, in reading order, how r2l does.
+
+        With `allow_empty` a text of nothing but white space gives an empty result, and is not decoded.
+        """
+        if isinstance(texts, str):
+            raise DataError(f"translate takes a list of texts, got the text {texts!r}; put it in brackets")
+        places = [i for i, text in enumerate(texts) if text.strip() or not allow_empty]
+        sources = [self._encode(i + 1, texts[i]) for i in places]
         forced = self._forced(len(texts), prefixes, suffixes)
-        found = decode(self.model, sources, self.directions, self.config, self.device, forced, trace)
-        results: list[Translation | None] = [None] * len(texts)
-        for i, one in found:
-            results[i] = self._as_text(texts[i], one)
-        return [result for result in results if result is not None]
+        forced = forced and {direction: [rows[i] for i in places] for direction, rows in forced.items()}
+        results = [Translation(text, [], {}) for text in texts]
+        for k, one in decode(self.model, sources, self.directions, self.config, self.device, forced, trace):
+            results[places[k]] = self._as_text(texts[places[k]], one)
+        return results
 
     def stream(self, lines: Iterable[str], allow_empty: bool = False, trace: bool = False) -> Iterator[Translation]:
         """Translate as lines come, in their order; sentences of like length within a window are decoded together."""
@@ -120,9 +137,9 @@ class Translator:
         for line in self.checked(lines, allow_empty):
             window.append(line)
             if len(window) == size:
-                yield from self._window(window, trace)
+                yield from self.translate(window, trace=trace, allow_empty=allow_empty)
                 window = []
-        yield from self._window(window, trace)
+        yield from self.translate(window, trace=trace, allow_empty=allow_empty)
 
     def checked(self, lines: Iterable[str], allow_empty: bool = False) -> Iterator[str]:
         """The same lines, up to one that cannot be a source."""
@@ -171,12 +188,6 @@ class Translator:
             )
             for ids, scores in zip(target_ids, scored, strict=True)
         ]
-
-    def _window(self, lines: list[str], trace: bool) -> Iterator[Translation]:
-        filled = [line for line in lines if line.strip()]
-        results = iter(self.translate(filled, trace=trace))
-        for line in lines:
-            yield next(results) if line.strip() else Translation(line, [], {})
 
     def _encode(self, number: int, text: str) -> list[int]:
         ids = self.run.source_vocabulary.encode(text)

@@ -54,6 +54,7 @@ class Progress:
 
     update: int = 0
     best: float | None = None
+    metric: str = ""  # what `best` and `worse` are about
     best_update: int = 0
     worse: int = 0  # validations since the best one
     skipped: int = 0  # updates that were not finite
@@ -106,7 +107,7 @@ class Trainer:
         self.splits = 1  # parts that a batch is cut into since memory ran out
         # Since the last log: loss, likelihood, updates skipped, and the loss tokens of those.
         self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.tokens_since, self.saved = 0.0, -1
+        self.tokens_since, self.saved, self.skipped_in_a_row = 0.0, -1, 0
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,8 @@ class Trainer:
                     self._after_update()
                 if self.saved != progress.update:
                     self._save()
+            if self._is_out_of_patience():
+                self.report.say(f"{self._why_it_stopped()}; train.patience is {config.patience}")
             if interrupt.came:
                 raise KeyboardInterrupt(
                     f"interrupted after update {progress.update}, which is saved; the same command goes on"
@@ -155,6 +158,11 @@ class Trainer:
 
     def _is_out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.worse
+
+    def _why_it_stopped(self) -> str:
+        now = self.progress
+        best = "" if now.best is None else f"; the best was {now.best:.4g} after update {now.best_update}"
+        return f"stopped after update {now.update}: {now.worse} validations without a better {now.metric}{best}"
 
     # -- one update --------------------------------------------------------------------------------------------------
 
@@ -265,11 +273,11 @@ class Trainer:
     def _log(self) -> None:
         loss, likelihood, skipped, skipped_tokens = self._summed().tolist()
         now = time.monotonic()
-        tokens = max(1.0, self.tokens_since - skipped_tokens)
+        tokens = self.tokens_since - skipped_tokens
         self.progress.skipped += round(skipped)
-        values = {
-            "loss": loss / tokens,
-            "perplexity": math.exp(min(50.0, likelihood / tokens)),
+        self.skipped_in_a_row = round(skipped) + (self.skipped_in_a_row if tokens < 1 else 0)
+        values = {"loss": loss / tokens, "perplexity": math.exp(min(50.0, likelihood / tokens))} if tokens >= 1 else {}
+        values |= {
             "learning_rate": learning_rate(self.config, self.progress.update - 1),
             "tokens_per_second": self.tokens_since / max(1e-9, now - self.logged_at),
         }
@@ -278,10 +286,10 @@ class Trainer:
         self.report.log(self.progress.update, **values)
         self.sums.zero_()
         self.tokens_since, self.logged_at = 0.0, now
-        if skipped > self.config.max_skipped:
+        if self.skipped_in_a_row > self.config.max_skipped:
             raise CheckpointError(
-                f"{round(skipped)} updates before update {self.progress.update} were not finite and were skipped, "
-                f"more than train.max_skipped ({self.config.max_skipped}); "
+                f"{self.skipped_in_a_row} updates before update {self.progress.update} were not finite and were "
+                f"skipped, more than train.max_skipped ({self.config.max_skipped}); "
                 "lower train.learning_rate or lengthen train.warmup"
             )
 
@@ -306,8 +314,8 @@ class Trainer:
         self.report.log(progress.update, **{f"valid_{name}": value for name, value in values.items()})
         if metric not in values:
             raise ConfigError(f"train.metric: must be one of {', '.join(values)}, got {metric!r}")
-        sign = 1 if metric in LOWER_IS_BETTER else -1
-        is_better = progress.best is None or sign * values[metric] < sign * progress.best
+        progress.metric = metric
+        is_better = progress.best is None or merit(metric, values[metric]) > merit(metric, progress.best)
         if is_better and math.isfinite(values[metric]):
             progress.best, progress.best_update, progress.worse = values[metric], progress.update, 0
         else:
@@ -343,6 +351,8 @@ class Trainer:
         known = {field.name for field in fields(Progress)}
         self.progress = Progress(**{name: value for name, value in snapshot.progress.items() if name in known})
         self.saved = self.progress.update
+        if self.progress.metric != self.config.metric:  # values of another metric cannot be compared with
+            self.progress.best, self.progress.worse = None, 0
         if self.rank == 0:
             self._mark_best()  # the run may have ended between saving and marking
 
@@ -365,6 +375,13 @@ def _adam(model: Seq2Seq, config: TrainConfig) -> torch.optim.AdamW:
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+def merit(metric: str, value: float) -> float:
+    """What is larger for the better of two values of a metric; of length ratios, the one nearer to 1."""
+    if metric == "length_ratio":
+        return -abs(value - 1)
+    return -value if metric in LOWER_IS_BETTER else value
 
 
 def learning_rate(config: TrainConfig, index: int) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bothways.data.corpus import writing
 
 
 class Report:
@@ -27,6 +30,7 @@ class Report:
         self.board: Any = None
 
     def __enter__(self) -> Self:
+        self.hook, threading.excepthook = threading.excepthook, _unless_it_comes_again
         if self.bar is not None:
             self.bar.start()
         return self
@@ -36,8 +40,12 @@ class Report:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
-        if self.board is not None:
-            self.board.close()
+        try:
+            if self.board is not None:
+                with writing(self.folder / "tensorboard"):
+                    self.board.close()
+        finally:
+            threading.excepthook = self.hook
 
     def say(self, text: str) -> None:
         """One line for a person."""
@@ -52,9 +60,11 @@ class Report:
         """Numbers of this update, for the line, the file and TensorBoard."""
         if not self.main:
             return
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+        log = self.folder / "log.jsonl"
+        with writing(log), log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"update": update, **values}) + "\n")
-        self._to_board(update, values)
+        with writing(self.folder / "tensorboard"):
+            self._to_board(update, values)
         shown = "  ".join(f"{name} {_shown(value)}" for name, value in values.items())
         if self.bar is not None:
             self.bar.update(self.task, completed=update, description=shown)
@@ -69,6 +79,12 @@ class Report:
             self.board = SummaryWriter(str(self.folder / "tensorboard"))
         for name, value in values.items():
             self.board.add_scalar(name, value, update)
+
+
+def _unless_it_comes_again(found: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread of its own, and raises a full disk again where it is next told something."""
+    if not issubclass(found.exc_type, OSError):
+        threading.__excepthook__(found)
 
 
 def _shown(value: float) -> str:

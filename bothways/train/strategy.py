@@ -197,6 +197,12 @@ def run_stages(plan: Plan, about: dict[str, Any], say: Say, is_main: bool = True
     for number, stage in enumerate(stages, 1):
         label = f"stage {number}/{len(stages)} {stage.name}"
         before = done.get(stage.name)
+        if before is not None and before["data"]["fingerprint"] != about["data"]["fingerprint"]:
+            raise ConfigError(
+                f"{plan.output}: stage {stage.name} was done with other prepared data (fingerprint "
+                f"{before['data']['fingerprint']}) than {about['data']['folder']} ({about['data']['fingerprint']}); "
+                "give another --output"
+            )
         if before is not None and before["updates"] == stage.updates:
             say(f"{label}: done before, in {before['seconds']:.0f} s")
             continue

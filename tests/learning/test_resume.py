@@ -178,7 +178,9 @@ def test_a_damaged_newest_checkpoint_is_said_and_made_again(
     assert_same_state(tmp_path / "run", tmp_path / "straight")
 
 
-def test_patience_is_kept_over_an_interruption(prepared: Prepared, tmp_path: Path) -> None:
+def test_patience_is_kept_over_an_interruption(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A validation that never gets better after the second: with and without an interruption it stops at the same."""
     values = iter([float("nan"), 2.0, 2.5, float("nan"), 2.5, 2.0, 1.0])  # NaN is never the best, not even the first
 
@@ -193,10 +195,23 @@ def test_patience_is_kept_over_an_interruption(prepared: Prepared, tmp_path: Pat
         return trainer
 
     assert run(tmp_path / "run", 6).progress.worse == 1
+    assert "stopped" not in capfd.readouterr().err
     ended = run(tmp_path / "run", 100).progress
     assert (ended.update, ended.best, ended.best_update, ended.worse) == (10, 2.0, 4, 3)
     assert run(tmp_path / "run", 100).progress.update == 10  # it stays stopped
     assert Checkpoints(tmp_path / "run").best() == 4
+    said = "stopped after update 10: 3 validations without a better loss; the best was 2 after update 4; train.patience"
+    assert capfd.readouterr().err.count(said) == 2  # whoever asks again is told why again
+
+
+def test_the_best_of_another_metric_is_not_compared_with(prepared: Prepared, tmp_path: Path) -> None:
+    """`train.metric` may change when a run goes on: a loss of 2.0 is no worse than a BLEU of 0."""
+    config = tiny(prepared.folder, train={"updates": 4, "validate_every": 2, "save_every": 2, "metric": "exact_match"})
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    config["train"] |= {"updates": 6, "metric": "loss", "patience": 1}
+    train(config, tmp_path / "run", device="cpu", quiet=True)
+    best = json.loads((tmp_path / "run" / "checkpoints" / "best.json").read_text(encoding="utf-8"))
+    assert (best["metric"], best["update"]) == ("loss", 6)
 
 
 # -- a strategy, killed in each of its stages ------------------------------------------------------------------------
@@ -587,6 +602,25 @@ def test_too_many_skipped_updates_are_an_error(prepared: Prepared, tmp_path: Pat
     )
 
 
+def test_skipped_updates_in_a_row_are_an_error_however_often_it_logs(prepared: Prepared, tmp_path: Path) -> None:
+    """And no loss is shown where there was none."""
+    trainer = trainer_of(prepared, Poisoned(prepared, *range(2, 8)), tmp_path / "run", max_skipped=2, log_every=1)
+    with pytest.raises(BothwaysError, match="3 updates before update 5 were not finite and were skipped, more than"):
+        trainer.run()
+    assert ["loss" in row for row in log_of(tmp_path / "run")] == [True, True, False, False, False]
+    now_and_then = Poisoned(prepared, 1, 3, 5, 7)
+    assert trainer_of(prepared, now_and_then, tmp_path / "other", max_skipped=2, log_every=1).run().skipped == 4
+
+
+@pytest.mark.parametrize(
+    "metric, better, worse",
+    [("loss", 1.0, 2.0), ("ter", 30.0, 40.0), ("bleu", 40.0, 30.0), ("length_ratio", 0.98, 1.04),
+     ("length_ratio", 1.02, 0.5)],
+)  # fmt: skip
+def test_what_is_better_depends_on_the_metric(metric: str, better: float, worse: float) -> None:
+    assert loop.merit(metric, better) > loop.merit(metric, worse)
+
+
 def test_out_of_memory_splits_the_batch_and_says_so(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -651,6 +685,25 @@ def test_a_full_disk_while_saving_is_one_message(
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(BothwaysError, match="checkpoints/000001: cannot be written, no space left on device; free"):
         trainer_of(prepared, PairBuilder(prepared.train, (L2R,)), tmp_path / "run").run()
+
+
+@pytest.mark.parametrize("place", ["log.jsonl", "tensorboard"])
+def test_a_full_disk_while_logging_is_one_message(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str
+) -> None:
+    """TensorBoard writes in a thread, which would print a traceback of its own."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if place == "tensorboard":
+        monkeypatch.setattr(RecordWriter, "write", full)
+    else:
+        monkeypatch.setattr("bothways.train.progress.json.dumps", full)
+    with pytest.raises(BothwaysError, match=f"{place}: cannot be written: no space left on device"):
+        trainer_of(prepared, PairBuilder(prepared.train, (L2R,)), tmp_path / "run", log_every=1, updates=200).run()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_run_opens_what_training_left(straight: tuple[Path, Path]) -> None:

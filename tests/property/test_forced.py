@@ -165,10 +165,38 @@ def test_a_forced_neighbour_changes_no_sentence(prepared: Prepared, tmp_path: Pa
 
 def test_decoded_futures_are_the_best_complete_ones(prepared: Prepared, tmp_path: Path) -> None:
     """Also of a direction that loses: nothing of it is left out because the other won early."""
-    translator = translator_of(prepared, tmp_path / "run", "bift", max_length=6, nbest=1)
-    sources = [translator.run.source_vocabulary.encode(source) for source in SOURCES]
-    full = translator.config.model_copy(update={"early_stop": False})
-    for direction in (L2R, R2L):
-        found = decoded_futures(translator.model, sources, direction, translator.config, translator.device)
+    stopped_early = 0
+    for seed in (1, 18, 19, 20):
+        translator = translator_of(prepared, tmp_path / f"run-{seed}", "bift", seed=seed, max_length=6, nbest=1)
+        sources = [translator.run.source_vocabulary.encode(source) for source in SOURCES]
+        early = dict(decode(translator.model, sources, (L2R, R2L), translator.config, translator.device))
+        full = translator.config.model_copy(update={"early_stop": False})
         whole = dict(decode(translator.model, sources, (L2R, R2L), full, translator.device))
-        assert found == [whole[i].best[direction].tokens for i in range(len(sources))]
+        for direction in (L2R, R2L):
+            found = decoded_futures(translator.model, sources, direction, translator.config, translator.device)
+            assert found == [whole[i].best[direction].tokens for i in range(len(sources))]
+            stopped_early += found != [early[i].best[direction].tokens for i in range(len(sources))]
+    assert stopped_early, "the test would be empty if stopping early never left anything out"
+
+
+def test_an_empty_line_stays_empty_whatever_is_forced_on_it(prepared: Prepared, tmp_path: Path) -> None:
+    """It is not decoded, and the others keep their own beginnings and endings."""
+    translator = translator_of(prepared, tmp_path / "run", "no-interaction", max_length=3)
+    lines, prefixes = ["a b", " ", "c", ""], ["d", "e", "f", ""]
+    results = translator.translate(lines, prefixes, allow_empty=True)
+    assert [result.source for result in results] == lines
+    assert [bool(result.hypotheses) for result in results] == [True, False, True, False]
+    assert [result.text for result in results] == [
+        translator.translate(["a b"], ["d"])[0].text, "", translator.translate(["c"], ["f"])[0].text, ""
+    ]  # fmt: skip
+    assert results[0].text.startswith("d") and results[2].text.startswith("f")
+    assert (results[1].tokens, results[1].token_scores) == ([], [])
+    best = results[0].hypotheses[0]
+    assert (results[0].tokens, results[0].token_scores) == (best.tokens, best.token_scores)
+
+
+def test_one_text_alone_is_not_a_list(prepared: Prepared, tmp_path: Path) -> None:
+    """Its letters would be translated one by one."""
+    translator = translator_of(prepared, tmp_path / "run", "transformer-l2r")
+    with pytest.raises(BothwaysError, match="translate takes a list of texts, got the text 'a b'; put it in brackets"):
+        translator.translate("a b")

@@ -5,7 +5,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from bothways.data.sampler import Sampler, Update
+from bothways.config import TrainConfig
+from bothways.data.sampler import Sampler, Update, share_of
 from bothways.errors import DataError
 
 
@@ -88,3 +89,13 @@ def test_parts_of_parts_are_the_parts() -> None:
 def test_a_corpus_of_longer_pairs_only_is_an_error() -> None:
     with pytest.raises(DataError, match=r"train\.max_length: all 203 training pairs are longer than 0 tokens"):
         Sampler(lengths(), 100, 0, 1)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_a_share_is_of_the_pairs_that_fit(share: float) -> None:
+    """What is not trained on is not decoded for training either."""
+    source, target = lengths()
+    fitting = np.flatnonzero(np.maximum(source, target) <= 45)
+    rows = share_of((source, target), share, TrainConfig(max_length=45, seed=2))
+    assert len(rows) == round(share * len(fitting)) and set(rows) <= set(fitting)
+    assert (np.diff(rows) > 0).all()
