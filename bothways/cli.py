@@ -210,7 +210,10 @@ def decode(
     prefix: Annotated[str | None, typer.Option(help="File: how line i must begin (forces l2r).")] = None,
     suffix: Annotated[str | None, typer.Option(help="File: how line i must end (forces r2l).")] = None,
     score: Annotated[str | None, typer.Option(help="File of targets: print their forced scores instead.")] = None,
-    future: Annotated[str, typer.Option(help="With --score: none, decoded, or a file of futures.")] = "none",
+    rerank: Annotated[str | None, typer.Option(help="self: rescore with both directions; or none.")] = None,
+    future: Annotated[
+        str | None, typer.Option(help="With --score or --rerank: none, decoded; with --score also a file.")
+    ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16 (faster, no longer exact).")] = "float32",
@@ -221,7 +224,7 @@ def decode(
 
     Examples: bothways decode run/ < in.en > out.de
 
-              bothways decode run/ --input in.en --nbest 4 --format jsonl --search.pairing=best
+              bothways decode run/ --input in.en --nbest 4 --format jsonl --rerank self --future decoded
 
               torchrun --nproc-per-node 4 -m bothways decode run/ --split train --output decoded/ --search.greedy=true
     """
@@ -230,14 +233,16 @@ def decode(
 
     _must_be_one_of("--format", form, ("text", "jsonl"))
     _must_be_one_of("--precision", precision, ("float32", "bfloat16"))
-    if score is None and future != "none":
-        raise ConfigError(f"--future belongs to --score FILE, got {future!r} without it")
+    if rerank is not None:
+        _must_be_one_of("--rerank", rerank, ("none", "self"))
+    if score is None and future not in (None, "none", "decoded"):
+        raise ConfigError(f"--future must be none or decoded without --score FILE, got {future!r}")
     if score is not None and (prefix or suffix):
         raise ConfigError("--score takes no --prefix and no --suffix: the whole text is given")
     _must_be_files(source, prefix, suffix, score, None if future in ("none", "decoded") else future)
     _must_differ(source, output)
     given: dict[str, Any] = {"nbest": nbest, "beam": beam, "batch_sentences": batch, "direction": direction}
-    given["length_penalty"] = length_penalty
+    given |= {"length_penalty": length_penalty, "rerank": rerank, "rerank_future": None if score else future}
     options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
     say = _say(quiet)
     if split is not None:
@@ -252,9 +257,11 @@ def decode(
         )
         return
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
+    if score is None and future is not None and not translator.rescores:
+        raise ConfigError(f"--future belongs to --score FILE or --rerank self, got {future!r} without it")
     with _reading(source) as lines, _writing(output) as out:
         if score is not None:
-            _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future, form, out)
+            _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future or "none", form, out)
             return
         results: Iterable[Translation] = translator.stream(lines, allow_empty, trace)
         if prefix or suffix:

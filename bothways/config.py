@@ -107,9 +107,18 @@ class SearchConfig(Section):
     """Stop a sentence once no live hypothesis can still enter its n-best; off runs to the maximum length."""
     batch_sentences: int = Field(64, ge=1)
     """Sentences decoded together. It changes speed and memory, never a result."""
+    rerank: Literal["none", "self"] = "none"
+    """`self`: a model with both directions scores every complete hypothesis that `beam` holds in both of them, and puts
+    them in order by the weighted sum."""
+    rerank_future: Literal["none", "decoded"] = "none"
+    """What a direction sees of the other side when it rescores: nothing, or the other's best complete hypothesis."""
+    rerank_weight: float = Field(0.5, ge=0, le=1)
+    """Rescoring: the weight of r2l, or of the second of two runs; the first has the rest. More runs weigh alike."""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
+        if self.rerank == "self" and self.direction in ("l2r", "r2l"):
+            raise ValueError(f"rerank: `self` needs both directions to decode, got direction {self.direction}")
         if not self.greedy and self.nbest > self.beam:
             raise ValueError(f"nbest: must be at most beam ({self.beam}), got {self.nbest}")
         if self.direction == "both" and not self.greedy and self.beam % 2:

@@ -203,8 +203,9 @@ def _decode(
     """Decode training sources as a strategy wants it."""
     assert recipe.strategy is not None
     search = _greedy(recipe.search) if recipe.strategy.greedy else recipe.search
+    search = search.model_copy(update={"rerank": "none"})  # a future is what search finds, and decoding is long enough
     decode_parts(Job(prepared, "train", search, output, device), parts, say)
 
 
 def _greedy(search: SearchConfig) -> SearchConfig:
-    return search.model_copy(update={"greedy": True, "direction": "both", "nbest": 1})
+    return search.model_copy(update={"greedy": True, "direction": "both", "nbest": 1, "rerank": "none"})

@@ -5,25 +5,27 @@
 Training, validation and the command line decode through the same functions.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bothways.config import SearchConfig, changed
 from bothways.errors import DataError, SearchError
-from bothways.models.interface import Seq2Seq
+from bothways.models.ensemble import Panel
+from bothways.models.interface import Memory, Seq2Seq
+from bothways.rescoring import Given, Jury, force_rows, padded, rescored
 from bothways.run import Run, Say, device_of
 from bothways.search.beam import search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
-from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, Direction, turn
+from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 
 LONGEST_SOURCE = 1024  # tokens; longer sentences are refused rather than decoded badly and slowly
 WINDOW = 16  # batches that are read ahead, so that sentences of like length are decoded together
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Translator:
                 f"search.direction: {run.folder} is a {run.config.system} run and decodes {has} only, "
                 f"got {config.direction!r}"
             )
+        if config.rerank == "self" and config.rerank_future == "decoded":
+            self._must_read_futures()
 
     @classmethod
     def open(
@@ -96,6 +100,11 @@ class Translator:
         if precision == "bfloat16":
             model = model.to(torch.bfloat16)
         return cls(run, model, config, device)
+
+    @property
+    def rescores(self) -> bool:
+        """Whether what is found is put in a new order."""
+        return self.config.rerank == "self"
 
     def translate(
         self,
@@ -230,7 +239,7 @@ class Translator:
 
 
 def decode(
-    model: Seq2Seq,
+    model: Seq2Seq | Panel,
     sources: Sequence[Sequence[int]],
     directions: tuple[Direction, ...],
     config: SearchConfig,
@@ -238,32 +247,77 @@ def decode(
     forced: dict[Direction, list[list[int]]] | None = None,
     trace: bool = False,
 ) -> Iterator[tuple[int, Found]]:
-    """Search all sources (ids without end marks), longest first; yields their places and results as they come."""
+    """Search all sources (ids without end marks), longest first; yields their places and results as they come.
+
+    Where hypotheses are rescored, it is from the memory that the search has read.
+    """
+    panel = model if isinstance(model, Panel) else Panel([model], [directions])
+    rescores = isinstance(model, Panel) or config.rerank == "self"
+
+    def work(places: list[int]) -> list[Found]:
+        wanted = _before_rescoring(config) if rescores else config
+        memories = encode(panel, sources, places, device)
+        found = search_each(panel, memories, sources, places, wanted, device, forced, trace)
+        if not rescores:
+            return found[0]
+        jury = Jury(panel, memories, config, device)
+        jury.hear(found)
+        return rescored(jury, found)
+
+    return in_batches(sources, config.batch_sentences, work)
+
+
+def in_batches(
+    sources: Sequence[Sequence[int]], size: int, work: Callable[[list[int]], Sequence[T]]
+) -> Iterator[tuple[int, T]]:
+    """Work on places of sources, longest first, so many at a time; when memory runs out, on half as many."""
     order = sorted(range(len(sources)), key=lambda i: (-len(sources[i]), i))
-    for begin in range(0, len(order), config.batch_sentences):
-        places = order[begin : begin + config.batch_sentences]
-        yield from _decode_batch(model, sources, places, directions, config, device, forced, trace)
+    batches = [order[begin : begin + size] for begin in range(0, len(order), size)][::-1]
+    while batches:
+        places = batches.pop()
+        try:
+            with torch.inference_mode():
+                found = work(places)
+        except torch.OutOfMemoryError:
+            if len(places) == 1:
+                raise SearchError(
+                    f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"
+                ) from None
+            half = len(places) // 2
+            batches += [places[half:], places[:half]]
+            continue
+        yield from zip(places, found, strict=True)
 
 
-def _decode_batch(
-    model: Seq2Seq,
+def encode(panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], device: torch.device) -> list[Memory]:
+    """What each model's search and rescoring read of these sources."""
+    source = padded([[*sources[i], END] for i in places]).to(device)
+    return [model.encode(source) for model in panel.members]
+
+
+def search_each(
+    panel: Panel,
+    memories: Sequence[Memory],
     sources: Sequence[Sequence[int]],
     places: list[int],
-    directions: tuple[Direction, ...],
     config: SearchConfig,
     device: torch.device,
-    forced: dict[Direction, list[list[int]]] | None,
-    trace: bool,
-) -> Iterator[tuple[int, Found]]:
-    """One batch; when memory runs out, its halves."""
-    try:
+    forced: dict[Direction, list[list[int]]] | None = None,
+    trace: bool = False,
+    all_complete: bool = False,
+) -> list[list[Found]]:
+    """What each model finds on its own, [model][sentence]; one without the direction that is forced finds nothing."""
+    found = []
+    for model, directions, memory in zip(panel.members, panel.directions, memories, strict=True):
+        if forced and not any(d in forced for d in directions):
+            found.append([Found([], {}) for _ in places])
+            continue
         beginnings = [[forced[d][i] if forced and d in forced else [] for d in directions] for i in places]
         lengths = [max(map(len, row)) for row in beginnings]
         limits = [max_length(config, len(sources[i])) + length for i, length in zip(places, lengths, strict=True)]
         K = 1 if config.greedy else config.beam // len(directions)
-        with torch.inference_mode():
-            memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
-            found = search(
+        found.append(
+            search(
                 model.step,
                 model.start(memory, len(directions), K),
                 torch.tensor(limits, device=device),
@@ -271,17 +325,16 @@ def _decode_batch(
                 config,
                 _padded_twice(beginnings, max(lengths)).to(device) if any(lengths) else None,
                 trace,
+                all_complete,
             )
-    except torch.OutOfMemoryError:
-        if len(places) == 1:
-            raise SearchError(
-                f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"
-            ) from None
-        half = len(places) // 2
-        for part in (places[:half], places[half:]):
-            yield from _decode_batch(model, sources, part, directions, config, device, forced, trace)
-        return
-    yield from zip(places, found, strict=True)
+        )
+    return found
+
+
+def _before_rescoring(config: SearchConfig) -> SearchConfig:
+    """Search for all that the beam holds; a future must be a direction's best, so its search goes on to its end."""
+    early_stop = config.early_stop and config.rerank_future == "none"
+    return config.model_copy(update={"nbest": 2 if config.greedy else config.beam, "early_stop": early_stop})
 
 
 def max_length(config: SearchConfig, source_length: int) -> int:
@@ -298,7 +351,7 @@ def decoded_futures(
 
     It need not be the winner, so the search goes on to its end; where none is complete, the best one as it stands.
     """
-    config = config.model_copy(update={"early_stop": False, "direction": "both"})
+    config = config.model_copy(update={"early_stop": False, "direction": "both", "rerank": "none"})
     futures: list[list[int]] = [[]] * len(sources)
     for i, found in decode(model, sources, (L2R, R2L), config, device):
         futures[i] = found.best[direction].tokens if direction in found.best else []
@@ -319,31 +372,13 @@ def force(
     order = sorted(range(len(sources)), key=lambda i: (-len(targets[i]), i))
     for begin in range(0, len(order), batch_sentences):
         places = order[begin : begin + batch_sentences]
-        streams: dict[Direction, list[list[int]]] = {direction: [[direction.tag, *targets[i]] for i in places]}
-        if futures is not None:
-            other = R2L if direction is L2R else L2R
-            streams[other] = [[other.tag, *futures[i]] for i in places]
-        width = max(len(tokens) for tokens in streams[direction])  # what lies beyond is read by nobody
-        inputs = torch.stack([padded([t[:width] for t in streams[d]], width) for d in sorted(streams)], dim=1)
-        source = padded([[*sources[i], END] for i in places])
-        labels = padded([[*targets[i], END] for i in places], width).to(device)
+        rows = [[Given(targets[i], None if futures is None else futures[i])] for i in places]
         with torch.inference_mode():
-            hidden = model.hidden(model.encode(source.to(device)), inputs.to(device))[
-                :, sorted(streams).index(direction)
-            ]
-            found = model.log_probs(hidden).gather(-1, labels[..., None]).squeeze(-1).double().tolist()
-        for i, row in zip(places, found, strict=True):
-            scores[i] = row[: len(targets[i]) + 1]
+            memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
+            found = force_rows(model, memory, rows, direction, device)
+        for i, (row,) in zip(places, found, strict=True):
+            scores[i] = row
     return scores
-
-
-def padded(rows: Sequence[Sequence[int]], width: int = 0) -> Tensor:
-    """[n, longest] with padding behind."""
-    width = width or max(len(row) for row in rows)
-    filled = np.full((len(rows), width), PAD, dtype=np.int64)
-    for i, row in enumerate(rows):
-        filled[i, : len(row)] = row
-    return torch.from_numpy(filled)
 
 
 def _padded_twice(rows: Sequence[Sequence[Sequence[int]]], width: int) -> Tensor:

@@ -62,7 +62,8 @@ def one_direction(config: Config, direction: str) -> Config:
         name for name, s in SYSTEMS.items() if s.model is family and s.direction == direction and not s.interaction
     )
     unset = {"direction": None, "interaction": None}
-    return resolve(changed(config, system=name, strategy=None, model=unset, search={"direction": None}))
+    search = {"direction": None, "rerank": "none"}
+    return resolve(changed(config, system=name, strategy=None, model=unset, search=search))
 
 
 def build(config: Config, source_size: int, target_size: int) -> Seq2Seq:

@@ -170,7 +170,7 @@ STRATEGIES = {"two-pass": two_pass, "fine-tuning": fine_tuning, "online": online
 
 def without_interaction(config: Config) -> Config:
     """The recipe of a first stage: gold text in both directions, which do not see each other."""
-    return changed(config, strategy=None, model={"interaction": False})
+    return changed(config, strategy=None, model={"interaction": False}, search={"rerank_future": "none"})
 
 
 def _first(plan: Plan) -> tuple[Path, list[Stage]]:
