@@ -272,6 +272,41 @@ def decode(
             out.flush()  # whoever reads a pipe need not wait for the rest
 
 
+@app.command(context_settings=OVERRIDES)
+def tune(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a trained run.")],
+    on: Annotated[str | None, typer.Option(help="A validation set's name; default: the first.")] = None,
+    metric: Annotated[str, typer.Option(help="What to choose by: bleu, chrf, ter, rouge1, ...")] = "bleu",
+    data: Annotated[str | None, typer.Option(help="Prepared data; default: the run's.")] = None,
+    rerank: Annotated[str | None, typer.Option(help="self: with rescoring in both directions; or none.")] = None,
+    future: Annotated[str | None, typer.Option(help="With --rerank: none or decoded.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="best, last, average, or an update's number.")] = "best",
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Choose the length penalty, and the weight where hypotheses are rescored, on a validation set; it is decoded once.
+
+    The choice, and the search options given here, become the run's own: run/config.yaml. run/tuned.json has all values.
+
+    Examples: bothways tune run/ --on valid
+
+              bothways tune run/ --on valid --metric chrf --rerank self --search.beam=8
+    """
+    from bothways.tuning import table
+    from bothways.tuning import tune as run_tuning
+
+    if rerank is not None:
+        _must_be_one_of("--rerank", rerank, ("none", "self"))
+    if future is not None:
+        _must_be_one_of("--future", future, ("none", "decoded"))
+    given = {"rerank": rerank, "rerank_future": future}
+    options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
+    tuned = run_tuning(run, on, metric, data, checkpoint=checkpoint, device=device, say=_say(quiet), **options)
+    print(table(tuned))
+    _say(quiet)(f"{run}/config.yaml now has the values chosen; {run}/tuned.json has all")
+
+
 @app.command()
 def score(
     hypotheses: Annotated[str, typer.Argument(help="File to score, a line each (plain, .gz or SGML).")],

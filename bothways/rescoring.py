@@ -68,7 +68,8 @@ class Jury:
     def __init__(self, panel: Panel, memories: Sequence[Memory], config: SearchConfig, device: torch.device) -> None:
         self.panel, self.memories, self.config, self.device = panel, memories, config, device
         self.judges = [(m, d) for m, directions in enumerate(panel.directions) for d in directions]
-        self.weights = weights_of([len(directions) for directions in panel.directions], config.rerank_weight)
+        self.groups = [len(directions) for directions in panel.directions]  # judges that each model brings
+        self.weights = weights_of(self.groups, config.rerank_weight)
         self.known: dict[tuple[int, int, Direction, tuple[int, ...], tuple[int, ...] | None], float] = {}
 
     def hear(self, found: Sequence[Sequence[Found]]) -> None:

@@ -106,6 +106,20 @@ class Translator:
         """Whether what is found is put in a new order."""
         return self.config.rerank == "self"
 
+    @property
+    def has_weight(self) -> bool:
+        """Whether `search.rerank_weight` says in which order."""
+        return self.rescores
+
+    @property
+    def panel(self) -> Panel:
+        """The models that search, and judge."""
+        return panel_of(self.model, self.directions)
+
+    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sources as ids; one that is too long is refused by its line."""
+        return [self._encode(i, text) for i, text in enumerate(texts, 1)]
+
     def translate(
         self,
         texts: Sequence[str],
@@ -114,7 +128,7 @@ class Translator:
         trace: bool = False,
     ) -> list[Translation]:
         """Translate texts. `prefixes` force how l2r begins; `suffixes`, in reading order, how r2l does."""
-        sources = [self._encode(i, text) for i, text in enumerate(texts, 1)]
+        sources = self.encoded(texts)
         forced = self._forced(len(texts), prefixes, suffixes)
         found = decode(self.model, sources, self.directions, self.config, self.device, forced, trace)
         results: list[Translation | None] = [None] * len(texts)
@@ -161,7 +175,7 @@ class Translator:
                 raise DataError(
                     f"there are {len(sources)} sources but {len(texts)} {what}; line i of one belongs to line i"
                 )
-        source_ids = [self._encode(i, text) for i, text in enumerate(sources, 1)]
+        source_ids = self.encoded(sources)
         target_ids = [turn(ids, direction) for ids in self.run.target_vocabulary.encode_batch(list(targets))]
         futures: list[list[int]] | None = None
         if future == "decoded":
@@ -251,11 +265,11 @@ def decode(
 
     Where hypotheses are rescored, it is from the memory that the search has read.
     """
-    panel = model if isinstance(model, Panel) else Panel([model], [directions])
+    panel = panel_of(model, directions)
     rescores = isinstance(model, Panel) or config.rerank == "self"
 
     def work(places: list[int]) -> list[Found]:
-        wanted = _before_rescoring(config) if rescores else config
+        wanted = before_rescoring(config) if rescores else config
         memories = encode(panel, sources, places, device)
         found = search_each(panel, memories, sources, places, wanted, device, forced, trace)
         if not rescores:
@@ -287,6 +301,11 @@ def in_batches(
             batches += [places[half:], places[:half]]
             continue
         yield from zip(places, found, strict=True)
+
+
+def panel_of(model: Seq2Seq | Panel, directions: tuple[Direction, ...]) -> Panel:
+    """A model that stands alone is a panel of one."""
+    return model if isinstance(model, Panel) else Panel([model], [directions])
 
 
 def encode(panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], device: torch.device) -> list[Memory]:
@@ -331,7 +350,7 @@ def search_each(
     return found
 
 
-def _before_rescoring(config: SearchConfig) -> SearchConfig:
+def before_rescoring(config: SearchConfig) -> SearchConfig:
     """Search for all that the beam holds; a future must be a direction's best, so its search goes on to its end."""
     early_stop = config.early_stop and config.rerank_future == "none"
     return config.model_copy(update={"nbest": 2 if config.greedy else config.beam, "early_stop": early_stop})

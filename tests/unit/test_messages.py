@@ -386,6 +386,39 @@ def test_decode_refuses_what_it_cannot_do(
     assert one.read_text(encoding="utf-8") == "a\n"
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--on", "train"], "--on: must be one of dev, got 'train'"),
+        (["--metric", "loss"], "unknown metric 'loss'; accepted: bleu, chrf, ..."),
+        (["--rerank", "self"], "...search.rerank: `self` needs both directions to decode, got direction l2r"),
+        (["--rerank", "both"], "--rerank must be none or self, got 'both'"),
+        (["--future", "gold"], "--future must be none or decoded, got 'gold'"),
+        (["--future", "decoded"], "--future belongs to --rerank self, got 'decoded' without it"),
+        (["--data", "nowhere"], "nowhere: no such folder; `bothways prepare` makes it"),
+        (["--train.updates=3"], "--train.updates=3: decoding takes --search.option=value only; ..."),
+    ],
+)
+def test_tune_refuses_what_it_cannot_do(say: Say, runs: Path, options: list[str], message: str) -> None:
+    run = runs / "transformer-l2r"
+    before = (run / "config.yaml").read_bytes()
+    assert_says(say("tune", run, "--device", "cpu", "--quiet", *options), message)
+    assert (run / "config.yaml").read_bytes() == before and not (run / "tuned.json").exists()
+
+
+def test_nothing_is_chosen_on_a_test_set(say: Say, prepared: Prepared, runs: Path, tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "news", [("a b", "b a")])
+    train_files = write_pairs(tmp_path, "train", [("a b", "a b"), ("c", "c")])
+    valid, test = [("dev", files[0], [files[1]])], [("news", files[0], [files[1]])]
+    prepare(*train_files, valid, test, tmp_path / "data", kind="words")
+    prepare(*train_files, (), test, tmp_path / "untold", kind="words")
+    common = ("tune", runs / "transformer-l2r", "--device", "cpu", "--quiet", "--data")
+    message = "--on: must be one of dev, got 'news' (it is a test set, on which nothing is chosen)"
+    assert_says(say(*common, tmp_path / "data", "--on", "news"), message)
+    message = f"{tmp_path}/untold: has no validation set; give `bothways prepare` one by --valid"
+    assert_says(say(*common, tmp_path / "untold"), message)
+
+
 def test_decode_with_both_directions(say: Say, runs: Path, tmp_path: Path) -> None:
     run, two = runs / "bift", write_lines(tmp_path / "two", ["a", "b"])
     for options, message in (
