@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from bothways.translator import Translation, Translator
 
 SEPARATOR = "\x1f"  # joins the words of an option that takes any number of them
-MANY_WORDS = ("--valid", "--test", "--hypotheses")
+MANY_WORDS = ("--valid", "--test", "--hypotheses", "--candidates")
+FUTURES = ("none", "decoded")
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -211,8 +212,11 @@ def decode(
     suffix: Annotated[str | None, typer.Option(help="File: how line i must end (forces r2l).")] = None,
     score: Annotated[str | None, typer.Option(help="File of targets: print their forced scores instead.")] = None,
     rerank: Annotated[str | None, typer.Option(help="self: rescore with both directions; or none.")] = None,
+    candidates: Annotated[
+        list[str] | None, typer.Option(metavar="FILE...", help="n-best files: rescore them instead of searching.")
+    ] = None,
     future: Annotated[
-        str | None, typer.Option(help="With --score or --rerank: none, decoded; with --score also a file.")
+        str | None, typer.Option(help="With --score or rescoring: none, decoded; with --score also a file.")
     ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
@@ -228,6 +232,7 @@ def decode(
 
               torchrun --nproc-per-node 4 -m bothways decode run/ --split train --output decoded/ --search.greedy=true
     """
+    from bothways.data.files import read_nbest
     from bothways.decoding import decode_split
     from bothways.translator import Translator
 
@@ -235,20 +240,24 @@ def decode(
     _must_be_one_of("--precision", precision, ("float32", "bfloat16"))
     if rerank is not None:
         _must_be_one_of("--rerank", rerank, ("none", "self"))
-    if score is None and future not in (None, "none", "decoded"):
+    if score is None and future not in (None, *FUTURES):
         raise ConfigError(f"--future must be none or decoded without --score FILE, got {future!r}")
     if score is not None and (prefix or suffix):
         raise ConfigError("--score takes no --prefix and no --suffix: the whole text is given")
-    _must_be_files(source, prefix, suffix, score, None if future in ("none", "decoded") else future)
+    if candidates and (score is not None or prefix or suffix or trace):
+        raise ConfigError("--candidates takes no --score, --prefix, --suffix or --trace: nothing is searched")
+    nbest_files = [file for words in candidates or () for file in words.split(SEPARATOR)]
+    _must_be_files(source, prefix, suffix, score, *nbest_files, None if future in FUTURES else future)
     _must_differ(source, output)
+    seen = future if future in FUTURES else None
     given: dict[str, Any] = {"nbest": nbest, "beam": beam, "batch_sentences": batch, "direction": direction}
-    given |= {"length_penalty": length_penalty, "rerank": rerank, "rerank_future": None if score else future}
+    given |= {"length_penalty": length_penalty, "rerank": rerank, "rerank_future": seen}
     options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
     say = _say(quiet)
     if split is not None:
         if output is None:
             raise ConfigError("--split needs --output FOLDER, which training reads as `decoded:`")
-        if source or prefix or suffix or score or trace or nbest or form != "text":
+        if source or prefix or suffix or score or candidates or trace or nbest or form != "text":
             raise ConfigError(
                 "--split decodes prepared sources for training; it takes no option of text in or text out"
             )
@@ -257,8 +266,8 @@ def decode(
         )
         return
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
-    if score is None and future is not None and not translator.rescores:
-        raise ConfigError(f"--future belongs to --score FILE or --rerank self, got {future!r} without it")
+    if score is None and future is not None and not (translator.rescores or candidates):
+        raise ConfigError(f"--future belongs to --score FILE, --rerank self or --candidates, got {future!r} without")
     with _reading(source) as lines, _writing(output) as out:
         if score is not None:
             _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future or "none", form, out)
@@ -267,6 +276,9 @@ def decode(
         if prefix or suffix:
             forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
             results = translator.translate(list(translator.checked(lines, allow_empty)), forced[0], forced[1], trace)
+        if nbest_files:
+            sources = list(translator.checked(lines))
+            results = translator.rescore(sources, read_nbest(nbest_files, len(sources)))
         for i, result in enumerate(_counted(results, quiet)):
             out.write(_formatted(i, result, form, translator.config.nbest))
             out.flush()  # whoever reads a pipe need not wait for the rest
@@ -299,7 +311,7 @@ def tune(
     if rerank is not None:
         _must_be_one_of("--rerank", rerank, ("none", "self"))
     if future is not None:
-        _must_be_one_of("--future", future, ("none", "decoded"))
+        _must_be_one_of("--future", future, FUTURES)
     given = {"rerank": rerank, "rerank_future": future}
     options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
     tuned = run_tuning(run, on, metric, data, checkpoint=checkpoint, device=device, say=_say(quiet), **options)
@@ -609,7 +621,7 @@ def _formatted(i: int, result: "Translation", form: str, nbest: int) -> str:
         return json.dumps(row, ensure_ascii=False) + "\n"
     if nbest == 1:
         return result.text + "\n"
-    return "".join(f"{i} ||| {h.text} ||| {h.score:.6f}\n" for h in result.hypotheses)
+    return "".join(f"{i} ||| {h.text} ||| {h.score:.6f}\n" for h in result.hypotheses[:nbest])
 
 
 def _write_scores(translator: "Translator", sources: list[str], file: str, future: str, form: str, out: TextIO) -> None:
@@ -618,8 +630,12 @@ def _write_scores(translator: "Translator", sources: list[str], file: str, futur
         raise DataError(
             f"there are {len(sources)} sources but {file} has {len(targets)} lines; line i belongs to line i"
         )
-    other = future if future in ("none", "decoded") else list(_lines(future))
-    rows = [translator.score(sources, targets, d, other) for d in translator.directions]
+    other = future if future in FUTURES else list(_lines(future))
+    if translator.is_panel:  # one score, of all its runs together
+        _must_be_one_of("--future", future, FUTURES)
+        rows = [[one.hypotheses[0] for one in translator.rescore(sources, [[target] for target in targets])]]
+    else:
+        rows = [translator.score(sources, targets, d, other) for d in translator.directions]
     for source, scored in zip(sources, zip(*rows, strict=True), strict=True):
         if form == "jsonl":
             row = {"source": source, "future": future, "hypotheses": [asdict(output) for output in scored]}

@@ -260,6 +260,15 @@ class Config(Section):
     """Training."""
     strategy: StrategyConfig | None = None
     """Stages before and after; unset trains once."""
+    runs: list[str] | None = None
+    """Systems `rerank` and `ensemble`: two or more trained runs that share a vocabulary. Unset, `rerank` first trains
+    one from left to right and one from right to left."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        if self.runs is not None and len(self.runs) < 2:
+            raise ValueError(f"runs: must name two or more runs, got {self.runs}")
+        return self
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -268,7 +277,7 @@ SECTIONS: dict[str, type[Section]] = {
     "train": TrainConfig,
     "strategy": StrategyConfig,
 }
-KINDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}
+KINDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", list[str]: "list of text"}
 REFERENCE_HEAD = """# Options
 
 One YAML file describes a run, and `--section.option=value` on the command line overrides it. An unknown key, a wrong
@@ -395,7 +404,9 @@ def _accepts(field: FieldInfo) -> str:
                 words += [f"`{value}`" for value in get_args(kind)]
             else:
                 is_section = isinstance(kind, type) and issubclass(kind, Section)
-                words.append("options, see below" if is_section else KINDS[kind])
+                words.append(
+                    "options, see below" if is_section else "list of text" if kind == list[str] else KINDS[kind]
+                )
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
     bounds = [
         f"{sign} {getattr(bound, name)}"

@@ -6,7 +6,7 @@ Training, validation and the command line decode through the same functions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from bothways.rescoring import Given, Jury, force_rows, padded, rescored
 from bothways.run import Run, Say, device_of
 from bothways.search.beam import search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
+from bothways.search.rerank import rerank
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 
 LONGEST_SOURCE = 1024  # tokens; longer sentences are refused rather than decoded badly and slowly
@@ -68,9 +69,9 @@ class Translation:
 class Translator:
     """A run, ready to decode. Results do not depend on what a sentence is batched with."""
 
-    def __init__(self, run: Run, model: Seq2Seq, config: SearchConfig, device: str = "cpu") -> None:
+    def __init__(self, run: Run, model: Seq2Seq | Panel, config: SearchConfig, device: str = "cpu") -> None:
         self.run, self.model, self.config, self.device = run, model, config, torch.device(device)
-        self.directions = DIRECTIONS[config.direction or "both"]
+        self.directions = run.directions if config.direction is None else DIRECTIONS[config.direction]
         missing = [d for d in self.directions if d not in run.directions]
         if missing:
             has = " and ".join(d.label for d in run.directions)
@@ -78,8 +79,10 @@ class Translator:
                 f"search.direction: {run.folder} is a {run.config.system} run and decodes {has} only, "
                 f"got {config.direction!r}"
             )
-        if config.rerank == "self" and config.rerank_future == "decoded":
+        if self.rescores and config.rerank_future == "decoded":
             self._must_read_futures()
+        if isinstance(model, Panel):
+            self._must_be_of_panel(model)
 
     @classmethod
     def open(
@@ -104,12 +107,17 @@ class Translator:
     @property
     def rescores(self) -> bool:
         """Whether what is found is put in a new order."""
-        return self.config.rerank == "self"
+        return self.config.rerank == "self" or self.is_panel
+
+    @property
+    def is_panel(self) -> bool:
+        """Whether several models search, each on its own."""
+        return isinstance(self.model, Panel)
 
     @property
     def has_weight(self) -> bool:
-        """Whether `search.rerank_weight` says in which order."""
-        return self.rescores
+        """Whether `search.rerank_weight` says in which order: there are two directions, or two models."""
+        return self.rescores and (not isinstance(self.model, Panel) or len(self.model.members) == 2)
 
     @property
     def panel(self) -> Panel:
@@ -128,6 +136,10 @@ class Translator:
         trace: bool = False,
     ) -> list[Translation]:
         """Translate texts. `prefixes` force how l2r begins; `suffixes`, in reading order, how r2l does."""
+        if trace and self.is_panel:
+            raise SearchError(
+                f"--trace: {self.run.folder} is a rerank run, which searches several times; trace its runs"
+            )
         sources = self.encoded(texts)
         forced = self._forced(len(texts), prefixes, suffixes)
         found = decode(self.model, sources, self.directions, self.config, self.device, forced, trace)
@@ -169,6 +181,8 @@ class Translator:
 
         The future is `none`, `decoded` (the other direction's best hypothesis for that source), or the caller's texts.
         """
+        if isinstance(self.model, Panel):
+            raise SearchError(f"{self.run.folder} is a rerank run, which scores texts by all its runs: see `rescore`")
         other = R2L if direction is L2R else L2R
         for what, texts in (("targets", targets), *([] if isinstance(future, str) else [("futures", future)])):
             if len(texts) != len(sources):
@@ -194,6 +208,40 @@ class Translator:
             )
             for ids, scores in zip(target_ids, scored, strict=True)
         ]
+
+    def rescore(self, sources: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[Translation]:
+        """Put texts that were found elsewhere in order, all of each source's: by both directions, or by all runs.
+
+        The score is the weighted sum that rescoring gives a hypothesis of a search. Nothing is known of who found
+        them: they have no direction and no scores of tokens.
+        """
+        encode_texts = self.run.target_vocabulary.encode_batch
+        texts = [dict(zip(map(tuple, encode_texts(list(some))), some, strict=True)) for some in candidates]
+        given = [[Hypothesis(list(ids), [], 0.0, L2R, False) for ids in some] for some in texts]
+        source_ids, panel = self.encoded(sources), self.panel
+        searches = self.config.rerank_future == "decoded"
+        if searches:
+            self._must_read_futures()
+
+        def work(places: list[int]) -> list[list[Hypothesis]]:
+            if searches:
+                memories, found = search_each(panel, source_ids, places, before_rescoring(self.config), self.device)
+            else:
+                memories = encode(panel, source_ids, places, self.device)
+                found = [[Found([], {}) for _ in places] for _ in memories]
+            mine = [given[i] for i in places]
+            jury = Jury(panel, memories, self.config, self.device)
+            judged = jury.log_probs(mine, found)
+            alpha = self.config.length_penalty
+            return [rerank(some, said, jury.weights, alpha) for some, said in zip(mine, judged, strict=True)]
+
+        results = [Translation(source, [], {}) for source in sources]
+        for i, ranked in in_batches(source_ids, self.config.batch_sentences, work):
+            outputs = [
+                replace(self._output(h), text=texts[i][tuple(h.tokens)], direction="", token_scores=[]) for h in ranked
+            ]
+            results[i] = Translation(sources[i], outputs, {})
+        return results
 
     def _window(self, lines: list[str], trace: bool) -> Iterator[Translation]:
         filled = [line for line in lines if line.strip()]
@@ -235,6 +283,24 @@ class Translator:
                 f"--future: {self.run.folder} is a {self.run.config.system} run, which reads no future; accepted: none"
             )
 
+    def _must_be_of_panel(self, panel: Panel) -> None:
+        """Refuse options that runs which search one by one cannot follow."""
+        if self.directions != self.run.directions:
+            raise SearchError(
+                f"search.direction: {self.run.folder} is a rerank run, whose runs decode as they can; "
+                f"decode one of them instead, got {self.config.direction!r}"
+            )
+        if self.config.rerank == "self":
+            raise SearchError(
+                f"search.rerank: {self.run.folder} is a rerank run, whose runs rescore in any case; "
+                "`self` is for a single model"
+            )
+        if len(panel.members) > 2 and self.config.rerank_weight != SearchConfig().rerank_weight:
+            raise SearchError(
+                f"search.rerank_weight: is for two runs; the {len(panel.members)} of {self.run.folder} weigh alike, "
+                f"got {self.config.rerank_weight}"
+            )
+
     def _as_text(self, source: str, found: Found) -> Translation:
         best = {direction.label: self._output(hypothesis) for direction, hypothesis in found.best.items()}
         return Translation(source, [self._output(hypothesis) for hypothesis in found.hypotheses], best, found.trace)
@@ -270,8 +336,7 @@ def decode(
 
     def work(places: list[int]) -> list[Found]:
         wanted = before_rescoring(config) if rescores else config
-        memories = encode(panel, sources, places, device)
-        found = search_each(panel, memories, sources, places, wanted, device, forced, trace)
+        memories, found = search_each(panel, sources, places, wanted, device, forced, trace)
         if not rescores:
             return found[0]
         jury = Jury(panel, memories, config, device)
@@ -308,15 +373,8 @@ def panel_of(model: Seq2Seq | Panel, directions: tuple[Direction, ...]) -> Panel
     return model if isinstance(model, Panel) else Panel([model], [directions])
 
 
-def encode(panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], device: torch.device) -> list[Memory]:
-    """What each model's search and rescoring read of these sources."""
-    source = padded([[*sources[i], END] for i in places]).to(device)
-    return [model.encode(source) for model in panel.members]
-
-
 def search_each(
     panel: Panel,
-    memories: Sequence[Memory],
     sources: Sequence[Sequence[int]],
     places: list[int],
     config: SearchConfig,
@@ -324,9 +382,12 @@ def search_each(
     forced: dict[Direction, list[list[int]]] | None = None,
     trace: bool = False,
     all_complete: bool = False,
-) -> list[list[Found]]:
-    """What each model finds on its own, [model][sentence]; one without the direction that is forced finds nothing."""
-    found = []
+) -> tuple[list[Memory], list[list[Found]]]:
+    """The memory that each model reads of these sources, and what it finds on its own, [model][sentence].
+
+    One without the direction that is forced finds nothing.
+    """
+    memories, found = encode(panel, sources, places, device), []
     for model, directions, memory in zip(panel.members, panel.directions, memories, strict=True):
         if forced and not any(d in forced for d in directions):
             found.append([Found([], {}) for _ in places])
@@ -347,7 +408,13 @@ def search_each(
                 all_complete,
             )
         )
-    return found
+    return memories, found
+
+
+def encode(panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], device: torch.device) -> list[Memory]:
+    """What each model's search and rescoring read of these sources: all that is computed from them, once."""
+    source = padded([[*sources[i], END] for i in places]).to(device)
+    return [model.encode(source) for model in panel.members]
 
 
 def before_rescoring(config: SearchConfig) -> SearchConfig:

@@ -26,7 +26,7 @@ from bothways.search.hypothesis import Found, Hypothesis
 from bothways.search.rerank import rerank, under, union, weights_of
 from bothways.tokens import Direction
 from bothways.train.checkpoint import write_json, write_text
-from bothways.translator import Translator, before_rescoring, encode, in_batches, search_each
+from bothways.translator import Translator, before_rescoring, in_batches, search_each
 from bothways.version import program
 
 FORMAT = "bothways tuned 1"
@@ -103,8 +103,7 @@ def best_texts(
     size = before_rescoring(config).nbest
 
     def work(places: list[int]) -> list[dict[Setting, Text]]:
-        memories = encode(panel, sources, places, device)
-        every = search_each(panel, memories, sources, places, config, device, all_complete=True)
+        memories, every = search_each(panel, sources, places, config, device, all_complete=True)
         lists = {p: [[_found_under(p, one, size) for one in sentences] for sentences in every] for p in penalties}
         if not translator.rescores:
             return [{s: _first(lists[s[0]][0][b].hypotheses) for s in settings} for b in range(len(places))]

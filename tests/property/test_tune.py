@@ -14,7 +14,7 @@ from bothways.evaluate.scores import score
 from bothways.search.hypothesis import Found, Hypothesis
 from bothways.search.rerank import under
 from bothways.tokens import DIRECTIONS
-from bothways.translator import Translator, encode, search_each
+from bothways.translator import Translator, search_each
 from bothways.tuning import PENALTIES, WEIGHTS, Value, best_texts, measured, table, tune
 
 ENDING = 0.3
@@ -58,8 +58,7 @@ def test_all_that_is_complete_holds_every_list(prepared: Prepared, tmp_path: Pat
     translator = translator_of(prepared, tmp_path / "run", system, 2, ENDING, max_length=9)
     sources = translator.encoded(["a b c d", "h", "< a b"])
     panel, places, device = translator.panel, [0, 1, 2], translator.device
-    memories = encode(panel, sources, places, device)
-    (every,) = search_each(panel, memories, sources, places, translator.config, device, all_complete=True)
+    _, (every,) = search_each(panel, sources, places, translator.config, device, all_complete=True)
 
     def told(hypotheses: list[Hypothesis]) -> list[tuple[Any, ...]]:
         return [(h.tokens, h.direction, h.cut_off, pytest.approx(h.score, abs=1e-6)) for h in hypotheses]
@@ -67,7 +66,7 @@ def test_all_that_is_complete_holds_every_list(prepared: Prepared, tmp_path: Pat
     for penalty in (0.0, 0.6, 1.4):
         config = translator.config.model_copy(update={"length_penalty": penalty})
         found: list[Found]
-        (found,) = search_each(panel, memories, sources, places, config, device)
+        _, (found,) = search_each(panel, sources, places, config, device)
         for one, whole in zip(found, every, strict=True):
             assert len(whole.hypotheses) > 4
             assert told(under(penalty, whole.hypotheses, 4)) == told(one.hypotheses)

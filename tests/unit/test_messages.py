@@ -358,7 +358,13 @@ NO_FUTURE = "--future: {run} is a transformer-l2r run, which reads no future; ac
         (["--score", "{one}"], b"a\nb\n", "there are 2 sources but {one} has 1 lines; line i belongs to line i"),
         (["--score", "{one}", "--future", "decoded"], b"a\n", NO_FUTURE),
         (["--score", "{one}", "--future", "{one}"], b"a\n", NO_FUTURE),
-        (["--future", "decoded"], b"a\n", "--future belongs to --score FILE or --rerank self, got ..."),
+        (["--future", "decoded"], b"a\n", "--future belongs to --score FILE, --rerank self or --candidates, got ..."),
+        (["--candidates", "{one}", "--future", "decoded"], b"a\n", "{one}, line 1: must be `i ||| text ||| ..."),
+        (["--candidates", "{one}", "--trace"], b"a\n", "--candidates takes no --score, --prefix, --suffix or ..."),
+        (["--candidates", "{one}", "nowhere"], b"a\n", "nowhere: no such file"),
+        (["--candidates", "{nbest}"], b"a\n", "{nbest}, line 2: belongs to source 1, but there are 1, counted from 0"),
+        (["--candidates", "{nbest}"], b"a\na\na\n", "{nbest}: holds no candidate of source 2, counted from 0"),
+        (["--candidates", "{nbest}", "--future", "decoded"], b"a\na\n", NO_FUTURE),
         (["--future", "{one}"], b"a\n", "--future must be none or decoded without --score FILE, got '{one}'"),
         (["--rerank", "both"], b"a\n", "--rerank must be none or self, got 'both'"),
         (["--rerank", "self"], b"a\n", "...search.rerank: `self` needs both directions to decode, got direction l2r"),
@@ -380,7 +386,8 @@ def test_decode_refuses_what_it_cannot_do(
     say: Say, runs: Path, tmp_path: Path, options: list[str], stdin: bytes, message: str
 ) -> None:
     run, one = runs / "transformer-l2r", write_lines(tmp_path / "one", ["a"])
-    places = {"run": run, "one": one, "folder": tmp_path}
+    nbest = write_lines(tmp_path / "nbest", ["0 ||| a ||| -1", "1 ||| b ||| -1"])
+    places = {"run": run, "one": one, "nbest": nbest, "folder": tmp_path}
     found = say("decode", run, "--quiet", *(option.format(**places) for option in options), stdin=stdin)
     assert_says(found, message.format(**places))
     assert one.read_text(encoding="utf-8") == "a\n"
