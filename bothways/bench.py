@@ -19,9 +19,9 @@ from bothways.config import PRESETS, ModelConfig, SearchConfig, parse
 from bothways.errors import ConfigError
 from bothways.models.interface import State
 from bothways.models.table import build, resolve
+from bothways.rescoring import padded
 from bothways.search.beam import Plan, search
 from bothways.tokens import DIRECTIONS, END, PAD, SPECIAL_TOKENS
-from bothways.translator import padded
 
 VOCABULARY = 32_000
 BEAM = 4

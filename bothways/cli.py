@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from bothways.translator import Translation, Translator
 
 SEPARATOR = "\x1f"  # joins the words of an option that takes any number of them
-MANY_WORDS = ("--valid", "--test", "--hypotheses")
+MANY_WORDS = ("--valid", "--test", "--hypotheses", "--candidates")
+FUTURES = ("none", "decoded")
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # of click, or of typer's own copy of it
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -214,7 +215,13 @@ def decode(
     prefix: Annotated[str | None, typer.Option(help="File: how line i must begin (forces l2r).")] = None,
     suffix: Annotated[str | None, typer.Option(help="File: how line i must end (forces r2l).")] = None,
     score: Annotated[str | None, typer.Option(help="File of targets: print their forced scores instead.")] = None,
-    future: Annotated[str, typer.Option(help="With --score: none, decoded, or a file of futures.")] = "none",
+    rerank: Annotated[str | None, typer.Option(help="self: rescore with both directions; or none.")] = None,
+    candidates: Annotated[
+        list[str] | None, typer.Option(metavar="FILE...", help="n-best files: rescore them instead of searching.")
+    ] = None,
+    future: Annotated[
+        str | None, typer.Option(help="With --score or rescoring: none, decoded; with --score also a file.")
+    ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16 (faster, no longer exact).")] = "float32",
@@ -225,29 +232,36 @@ def decode(
 
     Examples: bothways decode run/ < in.en > out.de
 
-              bothways decode run/ --input in.en --nbest 4 --format jsonl --search.pairing=best
+              bothways decode run/ --input in.en --nbest 4 --format jsonl --rerank self --future decoded
 
               torchrun --nproc-per-node 4 -m bothways decode run/ --split train --output decoded/ --search.greedy=true
     """
+    from bothways.data.files import read_nbest
     from bothways.decoding import decode_split
     from bothways.translator import Translator
 
     _must_be_one_of("--format", form, ("text", "jsonl"))
     _must_be_one_of("--precision", precision, ("float32", "bfloat16"))
-    if score is None and future != "none":
-        raise ConfigError(f"--future belongs to --score FILE, got {future!r} without it")
+    if rerank is not None:
+        _must_be_one_of("--rerank", rerank, ("none", "self"))
+    if score is None and future not in (None, *FUTURES):
+        raise ConfigError(f"--future must be none or decoded without --score FILE, got {future!r}")
     if score is not None and (prefix or suffix):
         raise ConfigError("--score takes no --prefix and no --suffix: the whole text is given")
-    _must_be_files(source, prefix, suffix, score, None if future in ("none", "decoded") else future)
+    if candidates and (score is not None or prefix or suffix or trace):
+        raise ConfigError("--candidates takes no --score, --prefix, --suffix or --trace: nothing is searched")
+    nbest_files = [file for words in candidates or () for file in words.split(SEPARATOR)]
+    _must_be_files(source, prefix, suffix, score, *nbest_files, None if future in FUTURES else future)
     _must_differ(source, output)
+    seen = future if future in FUTURES else None
     given: dict[str, Any] = {"nbest": nbest, "beam": beam, "batch_sentences": batch, "direction": direction}
-    given["length_penalty"] = length_penalty
+    given |= {"length_penalty": length_penalty, "rerank": rerank, "rerank_future": seen}
     options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
     say = _say(quiet)
     if split is not None:
         if output is None:
             raise ConfigError("--split needs --output FOLDER, which training reads as `decoded:`")
-        if source or prefix or suffix or score or trace or nbest or form != "text":
+        if source or prefix or suffix or score or candidates or trace or nbest or form != "text":
             raise ConfigError(
                 "--split decodes prepared sources for training; it takes no option of text in or text out"
             )
@@ -256,18 +270,58 @@ def decode(
         )
         return
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
+    if score is None and future is not None and not (translator.rescores or candidates):
+        raise ConfigError(f"--future belongs to --score FILE, --rerank self or --candidates, got {future!r} without")
     with _reading(source) as lines, _writing(output) as out:
         if score is not None:
-            _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future, form, out)
+            _write_scores(translator, list(translator.checked(lines, allow_empty)), score, future or "none", form, out)
             return
         results: Iterable[Translation] = translator.stream(lines, allow_empty, trace)
         if prefix or suffix:
             forced = [list(_lines(path)) if path else [] for path in (prefix, suffix)]
             sources = list(translator.checked(lines, allow_empty))
             results = translator.translate(sources, forced[0], forced[1], trace, allow_empty)
+        if nbest_files:
+            sources = list(translator.checked(lines))
+            results = translator.rescore(sources, read_nbest(nbest_files, len(sources)))
         for i, result in enumerate(_counted(results, quiet)):
             out.write(_formatted(i, result, form, translator.config.nbest))
             out.flush()  # whoever reads a pipe need not wait for the rest
+
+
+@app.command(context_settings=OVERRIDES)
+def tune(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a trained run.")],
+    on: Annotated[str | None, typer.Option(help="A validation set's name; default: the first.")] = None,
+    metric: Annotated[str, typer.Option(help="What to choose by: bleu, chrf, ter, rouge1, ...")] = "bleu",
+    data: Annotated[str | None, typer.Option(help="Prepared data; default: the run's.")] = None,
+    rerank: Annotated[str | None, typer.Option(help="self: with rescoring in both directions; or none.")] = None,
+    future: Annotated[str | None, typer.Option(help="With --rerank: none or decoded.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="best, last, average, or an update's number.")] = "best",
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Choose the length penalty, and the weight where hypotheses are rescored, on a validation set; it is decoded once.
+
+    The choice, and the search options given here, become the run's own: run/config.yaml. run/tuned.json has all values.
+
+    Examples: bothways tune run/ --on valid
+
+              bothways tune run/ --on valid --metric chrf --rerank self --search.beam=8
+    """
+    from bothways.tuning import table
+    from bothways.tuning import tune as run_tuning
+
+    if rerank is not None:
+        _must_be_one_of("--rerank", rerank, ("none", "self"))
+    if future is not None:
+        _must_be_one_of("--future", future, FUTURES)
+    given = {"rerank": rerank, "rerank_future": future}
+    options = {name: value for name, value in given.items() if value is not None} | _search_options(context.args)
+    tuned = run_tuning(run, on, metric, data, checkpoint=checkpoint, device=device, say=_say(quiet), **options)
+    print(table(tuned))
+    _say(quiet)(f"{run}/config.yaml now has the values chosen; {run}/tuned.json has all")
 
 
 @app.command()
@@ -572,7 +626,7 @@ def _formatted(i: int, result: "Translation", form: str, nbest: int) -> str:
         return json.dumps(row, ensure_ascii=False) + "\n"
     if nbest == 1:
         return result.text + "\n"
-    return "".join(f"{i} ||| {h.text} ||| {h.score:.6f}\n" for h in result.hypotheses)
+    return "".join(f"{i} ||| {h.text} ||| {h.score:.6f}\n" for h in result.hypotheses[:nbest])
 
 
 def _write_scores(translator: "Translator", sources: list[str], file: str, future: str, form: str, out: TextIO) -> None:
@@ -581,8 +635,12 @@ def _write_scores(translator: "Translator", sources: list[str], file: str, futur
         raise DataError(
             f"there are {len(sources)} sources but {file} has {len(targets)} lines; line i belongs to line i"
         )
-    other = future if future in ("none", "decoded") else list(_lines(future))
-    rows = [translator.score(sources, targets, d, other) for d in translator.directions]
+    other = future if future in FUTURES else list(_lines(future))
+    if translator.is_panel:  # one score, of all its runs together
+        _must_be_one_of("--future", future, FUTURES)
+        rows = [[one.hypotheses[0] for one in translator.rescore(sources, [[target] for target in targets])]]
+    else:
+        rows = [translator.score(sources, targets, d, other) for d in translator.directions]
     for source, scored in zip(sources, zip(*rows, strict=True), strict=True):
         if form == "jsonl":
             row = {"source": source, "future": future, "hypotheses": [asdict(output) for output in scored]}

@@ -107,9 +107,18 @@ class SearchConfig(Section):
     """Stop a sentence once no live hypothesis can still enter its n-best; off runs to the maximum length."""
     batch_sentences: int = Field(64, ge=1)
     """Sentences decoded together. It changes speed and memory, never a result."""
+    rerank: Literal["none", "self"] = "none"
+    """`self`: a model with both directions scores every complete hypothesis that `beam` holds in both of them, and puts
+    them in order by the weighted sum."""
+    rerank_future: Literal["none", "decoded"] = "none"
+    """What a direction sees of the other side when it rescores: nothing, or the other's best complete hypothesis."""
+    rerank_weight: float = Field(0.5, ge=0, le=1)
+    """Rescoring: the weight of r2l, or of the second of two runs; the first has the rest. More runs weigh alike."""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
+        if self.rerank == "self" and self.direction in ("l2r", "r2l"):
+            raise ValueError(f"rerank: `self` needs both directions to decode, got direction {self.direction}")
         if not self.greedy and self.nbest > self.beam:
             raise ValueError(f"nbest: must be at most beam ({self.beam}), got {self.nbest}")
         if self.direction == "both" and not self.greedy and self.beam % 2:
@@ -251,6 +260,15 @@ class Config(Section):
     """Training."""
     strategy: StrategyConfig | None = None
     """Stages before and after; unset trains once."""
+    runs: list[str] | None = None
+    """Systems `rerank` and `ensemble`: two or more trained runs that share a vocabulary. Unset, `rerank` first trains
+    one from left to right and one from right to left."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        if self.runs is not None and len(self.runs) < 2:
+            raise ValueError(f"runs: must name two or more runs, got {self.runs}")
+        return self
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -259,7 +277,7 @@ SECTIONS: dict[str, type[Section]] = {
     "train": TrainConfig,
     "strategy": StrategyConfig,
 }
-KINDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}
+KINDS = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text", list[str]: "list of text"}
 REFERENCE_HEAD = """# Options
 
 One YAML file describes a run, and `--section.option=value` on the command line overrides it. An unknown key, a wrong
@@ -386,7 +404,9 @@ def _accepts(field: FieldInfo) -> str:
                 words += [f"`{value}`" for value in get_args(kind)]
             else:
                 is_section = isinstance(kind, type) and issubclass(kind, Section)
-                words.append("options, see below" if is_section else KINDS[kind])
+                words.append(
+                    "options, see below" if is_section else "list of text" if kind == list[str] else KINDS[kind]
+                )
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
     bounds = [
         f"{sign} {getattr(bound, name)}"

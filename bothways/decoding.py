@@ -74,7 +74,9 @@ def decode_split(
     config = changed(Run.open(run).config, search=search_options)
     job = Job(Prepared.open(data or config.data), split, config.search, Path(output), device, precision)
     rows = np.arange(len(job.sources))
-    decode_parts(job, [Part(Path(run), rows, config.search.direction or "both", checkpoint)], say)
+    decode_parts(
+        job, [Part(Path(run), rows, config.search.direction or config.model.direction or "both", checkpoint)], say
+    )
 
 
 def decode_parts(job: Job, parts: Sequence[Part], say: Say) -> None:

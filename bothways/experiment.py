@@ -9,19 +9,19 @@ from accelerate import PartialState
 from rich.console import Console
 
 from bothways import config as configuration
-from bothways.config import Config, SearchConfig
+from bothways.config import Config, SearchConfig, changed
 from bothways.data.batch import Builder, Decoded, PairBuilder, TripleBuilder
 from bothways.data.corpus import EvalSet, Prepared
 from bothways.data.sampler import rows_of
 from bothways.decoding import Job, decode_parts
-from bothways.errors import ConfigError
+from bothways.errors import ConfigError, VocabularyError
 from bothways.evaluate.scores import METRICS
 from bothways.evaluate.scores import score as score_text
 from bothways.models.interface import Seq2Seq
-from bothways.models.table import resolve
-from bothways.run import Run, device_of, must_agree, must_be_free_for_a_run, start_from
+from bothways.models.table import resolve, system_of
+from bothways.run import Run, device_of, must_agree, must_be_free_for_a_run, must_fit, start_from
 from bothways.tokens import DIRECTIONS, L2R, R2L, turn
-from bothways.train.checkpoint import Checkpoints, write_text
+from bothways.train.checkpoint import Checkpoints, write_json, write_text
 from bothways.train.loop import Trainer, Validate
 from bothways.train.strategy import Part, Plan, run_stages
 from bothways.translator import Translator, decoded_futures, force
@@ -59,16 +59,43 @@ def train(
     def decode_stage(parts: Sequence[Part], folder: Path) -> None:
         _decode(config, parts, folder, prepared, device, say)
 
-    if config.strategy is None:
+    of_runs = system_of(config).of_runs
+    if config.strategy is None and not of_runs:
         train_stage(config, output)
-    else:
-        state = PartialState(cpu=device == "cpu")
+        return Run.open(output)
+    state = PartialState(cpu=device == "cpu")
+    if not config.runs:
         if state.is_main_process:
             _begin_recipe(config, output)
         state.wait_for_everyone()
         plan = Plan(config, output, prepared.train, train_stage, decode_stage)
         run_stages(plan, _about(prepared), say, state.is_main_process)
+    if of_runs and state.is_main_process:
+        _record(config, output, prepared)
+    state.wait_for_everyone()
     return Run.open(output)
+
+
+def _record(config: Config, output: Path, prepared: Prepared) -> None:
+    """A run that consists of others: which they are, from its own folder if they lie in it."""
+    paths = [Path(path).resolve() for path in config.runs or (output / "l2r", output / "r2l")]
+    members = [Run.open(path) for path in paths]
+    must_fit(config.system, members)
+    mine, theirs = ((x.source_vocabulary, x.target_vocabulary) for x in (members[0], prepared))
+    if mine != theirs:
+        raise VocabularyError(f"runs: {paths[0]} has another vocabulary than {prepared.folder}, the `data:` given")
+    home = output.resolve()
+    names = [str(path.relative_to(home) if path.is_relative_to(home) else path) for path in paths]
+    directions = {direction for run in members for direction in run.directions}
+    model = {
+        "direction": "both" if len(directions) == 2 else directions.pop().label,
+        "interaction": any(run.config.model.interaction for run in members),
+    }
+    search = {"direction": model["direction"] if config.system == "ensemble" else None}
+    Run.create(output, changed(config, runs=names, model=model, search=search), prepared)
+    if not (output / "manifest.json").exists():
+        about = {"format": "bothways manifest 1", "recipe": config.model_dump(), "stages": {}}
+        write_json(output / "manifest.json", {**about, "runs": [str(path) for path in paths], **_about(prepared)})
 
 
 def _about(prepared: Prepared) -> dict[str, Any]:
@@ -211,8 +238,9 @@ def _decode(
     """Decode training sources as a strategy wants it."""
     assert recipe.strategy is not None
     search = _greedy(recipe.search) if recipe.strategy.greedy else recipe.search
+    search = search.model_copy(update={"rerank": "none"})  # a future is what search finds, and decoding is long enough
     decode_parts(Job(prepared, "train", search, output, device), parts, say)
 
 
 def _greedy(search: SearchConfig) -> SearchConfig:
-    return search.model_copy(update={"greedy": True, "direction": "both", "nbest": 1})
+    return search.model_copy(update={"greedy": True, "direction": "both", "nbest": 1, "rerank": "none"})

@@ -175,7 +175,12 @@ def _system(chosen: Chosen, sets: Sequence[NamedSet], fresh: bool, say: Say) -> 
 
 
 def _checkpoint(run: Run, name: str) -> str:
-    """The folder that `best`, `last`, ... stands for. A damaged one is an error here: a report names what it shows."""
+    """The folder that `best`, `last`, ... stands for. A damaged one is an error here: a report names what it shows.
+
+    Of a run that consists of others, each has one of its own, and the name stands as it is.
+    """
+    if run.members:
+        return name
     checkpoints = Checkpoints(run.folder)
     updates = checkpoints.updates()
     if name not in ("best", "last"):
@@ -187,7 +192,10 @@ def _checkpoint(run: Run, name: str) -> str:
 
 
 def _updates_per_second(run: Run) -> float | None:
-    """Of the run's last stage, over all interruptions."""
+    """Of the run's last stage, over all interruptions; an update of several runs is one of each."""
+    if run.members:
+        speeds = [_updates_per_second(member) for member in run.members]
+        return 1 / sum(1 / speed for speed in speeds if speed) if all(speeds) else None
     for update in reversed(Checkpoints(run.folder).updates()):
         path = run.folder / "checkpoints" / f"{update:06d}" / "progress.json"
         try:
@@ -214,19 +222,27 @@ class _Kept:
     output: Decoded
 
 
+def _weights(run: Run, checkpoint: str) -> str:
+    """A digest of them; of a run that consists of others, of all of theirs."""
+    if run.members:
+        parts = [_weights(member, _checkpoint(member, checkpoint)) for member in run.members]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    path = run.folder / "checkpoints" / checkpoint / "checksums.json"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["model.safetensors"])
+    except FileNotFoundError:
+        Checkpoints(run.folder).load(checkpoint)  # says which there are
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: is damaged ({' '.join(str(error).split())})") from None
+
+
 class _Place:
     """Where the output of a checkpoint under some settings is kept."""
 
     def __init__(self, run: Run, checkpoint: str, config: SearchConfig, device: str) -> None:
         self.run, self.checkpoint, self.config, self.device = run, checkpoint, config, device
-        path = run.folder / "checkpoints" / checkpoint / "checksums.json"
-        try:
-            self.weights = str(json.loads(path.read_text(encoding="utf-8"))["model.safetensors"])
-        except FileNotFoundError:
-            Checkpoints(run.folder).load(checkpoint)  # says which there are
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: is damaged ({' '.join(str(error).split())})") from None
+        self.weights = _weights(run, checkpoint)
 
     def file(self, one: NamedSet) -> Path:
         """The file for a test set."""

@@ -7,10 +7,13 @@ run/config.yaml                 every option, resolved
     checkpoints/                see train/checkpoint.py
     log.jsonl, tensorboard/     what training reported
     manifest.json, first/, ...  the stages before it, where a strategy trained it
+
+A run of the systems `rerank` and `ensemble` has no checkpoints: `runs:` of its configuration names those that it
+consists of, from its own folder if they lie in it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +24,7 @@ from bothways import config as configuration
 from bothways.config import Config
 from bothways.data.corpus import Prepared, writing
 from bothways.errors import CheckpointError, ConfigError, VocabularyError
+from bothways.models.ensemble import Ensemble, Panel
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import build
 from bothways.text.vocabulary import Vocabulary
@@ -53,6 +57,11 @@ class Run:
     def directions(self) -> tuple[Direction, ...]:
         """What the model can decode."""
         return DIRECTIONS[self.config.model.direction or "both"]
+
+    @property
+    def members(self) -> list["Run"]:
+        """The runs that it consists of, if it does."""
+        return [Run.open(self.folder / path) for path in self.config.runs or ()]
 
     @classmethod
     def create(cls, folder: Path, config: Config, prepared: Prepared) -> Self:
@@ -95,12 +104,34 @@ class Run:
         torch.manual_seed(self.config.train.seed)
         return build(self.config, self.source_vocabulary.size, self.target_vocabulary.size)
 
-    def model(self, checkpoint: str = "best", say: Say = lambda _: None) -> Seq2Seq:
-        """The trained model in evaluation mode: `best`, `last`, `average` or an update's number."""
+    def model(self, checkpoint: str = "best", say: Say = lambda _: None) -> Seq2Seq | Panel:
+        """The trained model in evaluation mode: `best`, `last`, `average` or an update's number, of every member."""
+        if self.config.runs:
+            must_fit(self.config.system, self.members)
+            members = [run.model(checkpoint, say) for run in self.members]
+            models = [model for model in members if isinstance(model, Seq2Seq)]
+            together = self.config.system == "ensemble"
+            return Ensemble(models).eval() if together else Panel(models, [m.directions for m in self.members]).eval()
         snapshot = Checkpoints(self.folder, say=say).resolve(checkpoint)
         model = self.fresh_model()
         load_weights(model, snapshot.weights, f"{self.folder}/checkpoints")
         return model.eval()
+
+
+def must_fit(system: str, members: Sequence[Run]) -> None:
+    """Refuse runs that cannot decode the same source, or not together."""
+    first = members[0]
+    for run in members:
+        if run.config.system == "rerank":
+            raise ConfigError(f"runs: {run.folder} is a rerank run; name the runs that it consists of")
+        if (run.source_vocabulary, run.target_vocabulary) != (first.source_vocabulary, first.target_vocabulary):
+            raise VocabularyError(f"runs: {run.folder} has another vocabulary than {first.folder}; they must share it")
+        if system == "ensemble" and run.directions != first.directions:
+            has = [" and ".join(d.label for d in one.directions) for one in (first, run)]
+            raise ConfigError(
+                f"runs: an ensemble's must have the same directions, but {first.folder} has {has[0]} and {run.folder} "
+                f"{has[1]}; system rerank takes both"
+            )
 
 
 def device_of(name: str | None) -> str:

@@ -5,25 +5,28 @@
 Training, validation and the command line decode through the same functions.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bothways.config import SearchConfig, changed
 from bothways.errors import DataError, SearchError
-from bothways.models.interface import Seq2Seq
+from bothways.models.ensemble import Panel
+from bothways.models.interface import Memory, Seq2Seq
+from bothways.rescoring import Given, Jury, force_rows, padded, rescored
 from bothways.run import Run, Say, device_of
 from bothways.search.beam import search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
-from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, Direction, turn
+from bothways.search.rerank import rerank
+from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 
 LONGEST_SOURCE = 1024  # tokens; longer sentences are refused rather than decoded badly and slowly
 WINDOW = 16  # batches that are read ahead, so that sentences of like length are decoded together
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,9 @@ class Translation:
 class Translator:
     """A run, ready to decode. Results do not depend on what a sentence is batched with."""
 
-    def __init__(self, run: Run, model: Seq2Seq, config: SearchConfig, device: str = "cpu") -> None:
+    def __init__(self, run: Run, model: Seq2Seq | Panel, config: SearchConfig, device: str = "cpu") -> None:
         self.run, self.model, self.config, self.device = run, model, config, torch.device(device)
-        self.directions = DIRECTIONS[config.direction or "both"]
+        self.directions = run.directions if config.direction is None else DIRECTIONS[config.direction]
         missing = [d for d in self.directions if d not in run.directions]
         if missing:
             has = " and ".join(d.label for d in run.directions)
@@ -86,6 +89,10 @@ class Translator:
                 f"search.direction: {run.folder} is a {run.config.system} run and decodes {has} only, "
                 f"got {config.direction!r}"
             )
+        if self.rescores and config.rerank_future == "decoded":
+            self._must_read_futures()
+        if isinstance(model, Panel):
+            self._must_be_of_panel(model)
 
     @classmethod
     def open(
@@ -107,6 +114,30 @@ class Translator:
             model = model.to(torch.bfloat16)
         return cls(run, model, config, device)
 
+    @property
+    def rescores(self) -> bool:
+        """Whether what is found is put in a new order."""
+        return self.config.rerank == "self" or self.is_panel
+
+    @property
+    def is_panel(self) -> bool:
+        """Whether several models search, each on its own."""
+        return isinstance(self.model, Panel)
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether `search.rerank_weight` says in which order: there are two directions, or two models."""
+        return self.rescores and (not isinstance(self.model, Panel) or len(self.model.members) == 2)
+
+    @property
+    def panel(self) -> Panel:
+        """The models that search, and judge."""
+        return panel_of(self.model, self.directions)
+
+    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Sources as ids; one that is too long is refused by its line."""
+        return [self._encode(i, text) for i, text in enumerate(texts, 1)]
+
     def translate(
         self,
         texts: Sequence[str],
@@ -121,6 +152,10 @@ class Translator:
         """
         if isinstance(texts, str):
             raise DataError(f"translate takes a list of texts, got the text {texts!r}; put it in brackets")
+        if trace and self.is_panel:
+            raise SearchError(
+                f"--trace: {self.run.folder} is a rerank run, which searches several times; trace its runs"
+            )
         places = [i for i, text in enumerate(texts) if text.strip() or not allow_empty]
         sources = [self._encode(i + 1, texts[i]) for i in places]
         forced = self._forced(len(texts), prefixes, suffixes)
@@ -163,13 +198,15 @@ class Translator:
 
         The future is `none`, `decoded` (the other direction's best hypothesis for that source), or the caller's texts.
         """
+        if isinstance(self.model, Panel):
+            raise SearchError(f"{self.run.folder} is a rerank run, which scores texts by all its runs: see `rescore`")
         other = R2L if direction is L2R else L2R
         for what, texts in (("targets", targets), *([] if isinstance(future, str) else [("futures", future)])):
             if len(texts) != len(sources):
                 raise DataError(
                     f"there are {len(sources)} sources but {len(texts)} {what}; line i of one belongs to line i"
                 )
-        source_ids = [self._encode(i, text) for i, text in enumerate(sources, 1)]
+        source_ids = self.encoded(sources)
         target_ids = [turn(ids, direction) for ids in self.run.target_vocabulary.encode_batch(list(targets))]
         futures: list[list[int]] | None = None
         if future == "decoded":
@@ -188,6 +225,40 @@ class Translator:
             )
             for ids, scores in zip(target_ids, scored, strict=True)
         ]
+
+    def rescore(self, sources: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[Translation]:
+        """Put texts that were found elsewhere in order, all of each source's: by both directions, or by all runs.
+
+        The score is the weighted sum that rescoring gives a hypothesis of a search. Nothing is known of who found
+        them: they have no direction and no scores of tokens.
+        """
+        encode_texts = self.run.target_vocabulary.encode_batch
+        texts = [dict(zip(map(tuple, encode_texts(list(some))), some, strict=True)) for some in candidates]
+        given = [[Hypothesis(list(ids), [], 0.0, L2R, False) for ids in some] for some in texts]
+        source_ids, panel = self.encoded(sources), self.panel
+        searches = self.config.rerank_future == "decoded"
+        if searches:
+            self._must_read_futures()
+
+        def work(places: list[int]) -> list[list[Hypothesis]]:
+            if searches:
+                memories, found = search_each(panel, source_ids, places, before_rescoring(self.config), self.device)
+            else:
+                memories = encode(panel, source_ids, places, self.device)
+                found = [[Found([], {}) for _ in places] for _ in memories]
+            mine = [given[i] for i in places]
+            jury = Jury(panel, memories, self.config, self.device)
+            judged = jury.log_probs(mine, found)
+            alpha = self.config.length_penalty
+            return [rerank(some, said, jury.weights, alpha) for some, said in zip(mine, judged, strict=True)]
+
+        results = [Translation(source, [], {}) for source in sources]
+        for i, ranked in in_batches(source_ids, self.config.batch_sentences, work):
+            outputs = [
+                replace(self._output(h), text=texts[i][tuple(h.tokens)], direction="", token_scores=[]) for h in ranked
+            ]
+            results[i] = Translation(sources[i], outputs, {})
+        return results
 
     def _encode(self, number: int, text: str) -> list[int]:
         ids = self.run.source_vocabulary.encode(text)
@@ -223,6 +294,24 @@ class Translator:
                 f"--future: {self.run.folder} is a {self.run.config.system} run, which reads no future; accepted: none"
             )
 
+    def _must_be_of_panel(self, panel: Panel) -> None:
+        """Refuse options that runs which search one by one cannot follow."""
+        if self.directions != self.run.directions:
+            raise SearchError(
+                f"search.direction: {self.run.folder} is a rerank run, whose runs decode as they can; "
+                f"decode one of them instead, got {self.config.direction!r}"
+            )
+        if self.config.rerank == "self":
+            raise SearchError(
+                f"search.rerank: {self.run.folder} is a rerank run, whose runs rescore in any case; "
+                "`self` is for a single model"
+            )
+        if len(panel.members) > 2 and self.config.rerank_weight != SearchConfig().rerank_weight:
+            raise SearchError(
+                f"search.rerank_weight: is for two runs; the {len(panel.members)} of {self.run.folder} weigh alike, "
+                f"got {self.config.rerank_weight}"
+            )
+
     def _as_text(self, source: str, found: Found) -> Translation:
         best = {direction.label: self._output(hypothesis) for direction, hypothesis in found.best.items()}
         return Translation(source, [self._output(hypothesis) for hypothesis in found.hypotheses], best, found.trace)
@@ -241,7 +330,7 @@ class Translator:
 
 
 def decode(
-    model: Seq2Seq,
+    model: Seq2Seq | Panel,
     sources: Sequence[Sequence[int]],
     directions: tuple[Direction, ...],
     config: SearchConfig,
@@ -249,32 +338,77 @@ def decode(
     forced: dict[Direction, list[list[int]]] | None = None,
     trace: bool = False,
 ) -> Iterator[tuple[int, Found]]:
-    """Search all sources (ids without end marks), longest first; yields their places and results as they come."""
+    """Search all sources (ids without end marks), longest first; yields their places and results as they come.
+
+    Where hypotheses are rescored, it is from the memory that the search has read.
+    """
+    panel = panel_of(model, directions)
+    rescores = isinstance(model, Panel) or config.rerank == "self"
+
+    def work(places: list[int]) -> list[Found]:
+        wanted = before_rescoring(config) if rescores else config
+        memories, found = search_each(panel, sources, places, wanted, device, forced, trace)
+        if not rescores:
+            return found[0]
+        jury = Jury(panel, memories, config, device)
+        jury.hear(found)
+        return rescored(jury, found)
+
+    return in_batches(sources, config.batch_sentences, work)
+
+
+def in_batches(
+    sources: Sequence[Sequence[int]], size: int, work: Callable[[list[int]], Sequence[T]]
+) -> Iterator[tuple[int, T]]:
+    """Work on places of sources, longest first, so many at a time; when memory runs out, on half as many."""
     order = sorted(range(len(sources)), key=lambda i: (-len(sources[i]), i))
-    for begin in range(0, len(order), config.batch_sentences):
-        places = order[begin : begin + config.batch_sentences]
-        yield from _decode_batch(model, sources, places, directions, config, device, forced, trace)
+    batches = [order[begin : begin + size] for begin in range(0, len(order), size)][::-1]
+    while batches:
+        places = batches.pop()
+        try:
+            with torch.inference_mode():
+                found = work(places)
+        except torch.OutOfMemoryError:
+            if len(places) == 1:
+                raise SearchError(
+                    f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"
+                ) from None
+            half = len(places) // 2
+            batches += [places[half:], places[:half]]
+            continue
+        yield from zip(places, found, strict=True)
 
 
-def _decode_batch(
-    model: Seq2Seq,
+def panel_of(model: Seq2Seq | Panel, directions: tuple[Direction, ...]) -> Panel:
+    """A model that stands alone is a panel of one."""
+    return model if isinstance(model, Panel) else Panel([model], [directions])
+
+
+def search_each(
+    panel: Panel,
     sources: Sequence[Sequence[int]],
     places: list[int],
-    directions: tuple[Direction, ...],
     config: SearchConfig,
     device: torch.device,
-    forced: dict[Direction, list[list[int]]] | None,
-    trace: bool,
-) -> Iterator[tuple[int, Found]]:
-    """One batch; when memory runs out, its halves."""
-    try:
+    forced: dict[Direction, list[list[int]]] | None = None,
+    trace: bool = False,
+    all_complete: bool = False,
+) -> tuple[list[Memory], list[list[Found]]]:
+    """The memory that each model reads of these sources, and what it finds on its own, [model][sentence].
+
+    One without the direction that is forced finds nothing.
+    """
+    memories, found = encode(panel, sources, places, device), []
+    for model, directions, memory in zip(panel.members, panel.directions, memories, strict=True):
+        if forced and not any(d in forced for d in directions):
+            found.append([Found([], {}) for _ in places])
+            continue
         beginnings = [[forced[d][i] if forced and d in forced else [] for d in directions] for i in places]
         lengths = [max(map(len, row)) for row in beginnings]
         limits = [max_length(config, len(sources[i])) + length for i, length in zip(places, lengths, strict=True)]
         K = 1 if config.greedy else config.beam // len(directions)
-        with torch.inference_mode():
-            memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
-            found = search(
+        found.append(
+            search(
                 model.step,
                 model.start(memory, len(directions), K),
                 torch.tensor(limits, device=device),
@@ -282,17 +416,22 @@ def _decode_batch(
                 config,
                 _padded_twice(beginnings, max(lengths)).to(device) if any(lengths) else None,
                 trace,
+                all_complete,
             )
-    except torch.OutOfMemoryError:
-        if len(places) == 1:
-            raise SearchError(
-                f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"
-            ) from None
-        half = len(places) // 2
-        for part in (places[:half], places[half:]):
-            yield from _decode_batch(model, sources, part, directions, config, device, forced, trace)
-        return
-    yield from zip(places, found, strict=True)
+        )
+    return memories, found
+
+
+def encode(panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], device: torch.device) -> list[Memory]:
+    """What each model's search and rescoring read of these sources: all that is computed from them, once."""
+    source = padded([[*sources[i], END] for i in places]).to(device)
+    return [model.encode(source) for model in panel.members]
+
+
+def before_rescoring(config: SearchConfig) -> SearchConfig:
+    """Search for all that the beam holds; a future must be a direction's best, so its search goes on to its end."""
+    early_stop = config.early_stop and config.rerank_future == "none"
+    return config.model_copy(update={"nbest": 2 if config.greedy else config.beam, "early_stop": early_stop})
 
 
 def max_length(config: SearchConfig, source_length: int) -> int:
@@ -309,7 +448,7 @@ def decoded_futures(
 
     It need not be the winner, so the search goes on to its end; where none is complete, the best one as it stands.
     """
-    config = config.model_copy(update={"early_stop": False, "direction": "both"})
+    config = config.model_copy(update={"early_stop": False, "direction": "both", "rerank": "none"})
     futures: list[list[int]] = [[]] * len(sources)
     for i, found in decode(model, sources, (L2R, R2L), config, device):
         futures[i] = found.best[direction].tokens if direction in found.best else []
@@ -330,31 +469,13 @@ def force(
     order = sorted(range(len(sources)), key=lambda i: (-len(targets[i]), i))
     for begin in range(0, len(order), batch_sentences):
         places = order[begin : begin + batch_sentences]
-        streams: dict[Direction, list[list[int]]] = {direction: [[direction.tag, *targets[i]] for i in places]}
-        if futures is not None:
-            other = R2L if direction is L2R else L2R
-            streams[other] = [[other.tag, *futures[i]] for i in places]
-        width = max(len(tokens) for tokens in streams[direction])  # what lies beyond is read by nobody
-        inputs = torch.stack([padded([t[:width] for t in streams[d]], width) for d in sorted(streams)], dim=1)
-        source = padded([[*sources[i], END] for i in places])
-        labels = padded([[*targets[i], END] for i in places], width).to(device)
+        rows = [[Given(targets[i], None if futures is None else futures[i])] for i in places]
         with torch.inference_mode():
-            hidden = model.hidden(model.encode(source.to(device)), inputs.to(device))[
-                :, sorted(streams).index(direction)
-            ]
-            found = model.log_probs(hidden).gather(-1, labels[..., None]).squeeze(-1).double().tolist()
-        for i, row in zip(places, found, strict=True):
-            scores[i] = row[: len(targets[i]) + 1]
+            memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
+            found = force_rows(model, memory, rows, direction, device)
+        for i, (row,) in zip(places, found, strict=True):
+            scores[i] = row
     return scores
-
-
-def padded(rows: Sequence[Sequence[int]], width: int = 0) -> Tensor:
-    """[n, longest] with padding behind."""
-    width = width or max(len(row) for row in rows)
-    filled = np.full((len(rows), width), PAD, dtype=np.int64)
-    for i, row in enumerate(rows):
-        filled[i, : len(row)] = row
-    return torch.from_numpy(filled)
 
 
 def _padded_twice(rows: Sequence[Sequence[Sequence[int]]], width: int) -> Tensor:

@@ -10,11 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from bothways.config import parse
 from bothways.data.corpus import Prepared
 from bothways.data.prepare import prepare
+from bothways.models.table import resolve
+from bothways.run import Run
+from bothways.tokens import END, UNKNOWN
+from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
+from bothways.translator import Translator
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "abcdefgh"
+SOURCES = ["a b c d", "h", "< a b", "e f g h a b c", "d d", "< c"]
 
 
 def pairs(count: int, seed: int = 0, longest: int = 7) -> list[tuple[str, str]]:
@@ -75,6 +84,27 @@ def tiny(data: Path, system: str = "transformer-l2r", **sections: Any) -> dict[s
     for name, value in sections.items():
         config[name] = {**config.get(name, {}), **value} if isinstance(value, dict) else value
     return config
+
+
+def random_run(prepared: Prepared, folder: Path, system: str, seed: int = 1, ending: float = 0, **more: Any) -> Path:
+    """A run with random weights, sharper than fresh ones; with `ending`, hypotheses of all lengths are complete."""
+    settings = tiny(prepared.folder, system, model={"future_weight": 0.8}, **more)
+    config = resolve(parse({**settings, "train": {"seed": seed}}))
+    model = Run.create(folder, config, prepared).fresh_model()
+    with torch.no_grad():
+        model.output_weight.mul_(2 if ending else 3)
+        if ending:  # the end mark is likely wherever some words are
+            model.output_weight[END] = 0.5 * model.output_weight[END] + ending * model.output_weight[UNKNOWN:].sum(0)
+    Checkpoints(folder).save(Snapshot(weights_of(model), {}, {"update": 1}))
+    return folder
+
+
+def translator_of(
+    prepared: Prepared, folder: Path, system: str, seed: int = 1, ending: float = 0, **search: Any
+) -> Translator:
+    """The same, ready to decode."""
+    options = {"beam": 4, "nbest": 4, **search}
+    return Translator.open(random_run(prepared, folder, system, seed, ending), device="cpu", **options)
 
 
 def write_config(path: Path, config: dict[str, Any]) -> Path:

@@ -126,6 +126,25 @@ def aligned(paths: Sequence[FileName]) -> Iterator[list[tuple[int, str]]]:
             raise DataError(different_counts(paths[0], counts[0], path, count))
 
 
+def read_nbest(paths: Sequence[FileName], sources: int) -> list[list[str]]:
+    """Each source's texts, files in turn, from lines `i ||| text ||| ...` as most toolkits write them; i from 0."""
+    found: list[list[str]] = [[] for _ in range(sources)]
+    for path in paths:
+        for number, line in read_numbered(path):
+            place, *fields = line.split("|||")
+            if not place.strip().isdecimal() or not fields:
+                raise DataError(f"{path}, line {number}: must be `i ||| text ||| score`, got {line[:60]!r}")
+            if int(place) >= sources:
+                raise DataError(
+                    f"{path}, line {number}: belongs to source {int(place)}, but there are {sources}, counted from 0"
+                )
+            found[int(place)].append(fields[0].strip())
+    empty = [i for i, texts in enumerate(found) if not texts]
+    if empty:
+        raise DataError(f"{' '.join(map(str, paths))}: holds no candidate of source {empty[0]}, counted from 0")
+    return found
+
+
 def different_counts(source: FileName, n: int, target: FileName, m: int) -> str:
     """The message about files that cannot be parallel."""
     return f"{source} has {n} lines but {target} has {m}; line i of one must translate line i of the other"

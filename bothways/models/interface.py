@@ -52,6 +52,8 @@ class Lattice:
 class Seq2Seq(nn.Module):
     """An encoder-decoder with one or two directions."""
 
+    interaction: bool  # whether each direction reads the other's words
+
     @abstractmethod
     def encode(self, source: Tensor) -> Memory:
         """Sources [B, S], each with its end mark -> their memory."""

@@ -17,6 +17,7 @@ class System:
     direction: Literal["l2r", "r2l", "both"]
     interaction: bool
     meaning: str
+    of_runs: bool = False  # it consists of other runs, and has no weights of its own
 
 
 SYSTEMS = {
@@ -26,7 +27,24 @@ SYSTEMS = {
         Transformer, "both", False, "one Transformer for both directions, which do not see each other"
     ),
     "bift": System(Transformer, "both", True, "one Transformer for both directions, each reading the other's words"),
+    "rerank": System(
+        Transformer,
+        "both",
+        False,
+        "an l2r and an r2l run, or any: they rescore what all have found",
+        of_runs=True,
+    ),
+    "ensemble": System(
+        Transformer,
+        "both",
+        False,
+        "runs that search as one: the mean of their log-probabilities",
+        of_runs=True,
+    ),
 }
+
+
+OF_RUNS = [name for name, system in SYSTEMS.items() if system.of_runs]
 
 
 def system_of(config: Config) -> System:
@@ -40,6 +58,10 @@ def resolve(config: Config) -> Config:
     """Fill in what the system decides: direction, interaction, and with them the search's direction."""
     system = system_of(config)
     model = config.model
+    if system.of_runs:
+        return _resolved_of_runs(config)
+    if config.runs is not None:
+        raise ConfigError(f"runs: belongs to the systems {' and '.join(OF_RUNS)}, but system is {config.system}")
     if model.direction not in (None, system.direction):
         raise ConfigError(f"model.direction: system {config.system} is {system.direction}, got {model.direction!r}")
     if model.interaction and not system.interaction:
@@ -55,6 +77,15 @@ def resolve(config: Config) -> Config:
     )
 
 
+def _resolved_of_runs(config: Config) -> Config:
+    """Directions and interaction are the runs' own: they are filled in when these are known."""
+    if config.system == "ensemble" and config.runs is None:
+        raise ConfigError("runs: is required for system ensemble: two or more trained runs, for instance [one/, two/]")
+    if config.system == "rerank" and config.search.rerank == "self":
+        raise ConfigError("search.rerank: the runs of a rerank run rescore in any case; `self` is for a single model")
+    return config
+
+
 def one_direction(config: Config, direction: str) -> Config:
     """The same recipe for the system that differs in decoding one direction only."""
     family = system_of(config).model
@@ -62,7 +93,8 @@ def one_direction(config: Config, direction: str) -> Config:
         name for name, s in SYSTEMS.items() if s.model is family and s.direction == direction and not s.interaction
     )
     unset = {"direction": None, "interaction": None}
-    return resolve(changed(config, system=name, strategy=None, model=unset, search={"direction": None}))
+    search = {"direction": None, "rerank": "none", "rerank_future": "none"}
+    return resolve(changed(config, system=name, strategy=None, runs=None, model=unset, search=search))
 
 
 def build(config: Config, source_size: int, target_size: int) -> Seq2Seq:

@@ -11,7 +11,7 @@ B sentences   D direction (0 l2r, 1 r2l)   K hypotheses of one direction   V voc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,12 @@ class Plan:
         slots = config.beam // len(directions)
         return cls(directions, slots, 2 * slots, config.beam, config)
 
+    def keeping_all(self, limit: int) -> "Plan":
+        """The same search to its end, with all that it completes, by log-probability: see `search.rerank.under`."""
+        kept = self.candidates * (limit + 1)
+        options = {"nbest": kept * len(self.directions), "length_penalty": 0.0, "early_stop": False}
+        return replace(self, kept=kept, config=self.config.model_copy(update=options))
+
 
 def search(
     step: Step,
@@ -69,6 +75,7 @@ def search(
     config: SearchConfig,
     forced: Tensor | None = None,
     trace: bool = False,
+    all_complete: bool = False,
 ) -> list[Found]:
     """Decode every sentence of a started state.
 
@@ -76,6 +83,8 @@ def search(
     with, PAD where it is free; only a direction that is forced may then win, the other is its future.
     """
     plan = Plan.of(config, directions)
+    if all_complete:
+        plan = plan.keeping_all(int(limits.max()))
     beam = Beam(plan, limits, forced, trace)
     found: list[Found | None] = [None] * limits.size(0)
     while True:

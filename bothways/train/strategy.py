@@ -165,12 +165,17 @@ def online(plan: Plan) -> list[Stage]:
     return stages
 
 
+def both_alone(plan: Plan) -> list[Stage]:
+    """What the system `rerank` consists of where no runs are named: a model of each direction, on gold text."""
+    return [plan.training(d, plan.output / d, one_direction(plan.config, d)) for d in ("l2r", "r2l")]
+
+
 STRATEGIES = {"two-pass": two_pass, "fine-tuning": fine_tuning, "online": online}
 
 
 def without_interaction(config: Config) -> Config:
     """The recipe of a first stage: gold text in both directions, which do not see each other."""
-    return changed(config, strategy=None, model={"interaction": False})
+    return changed(config, strategy=None, model={"interaction": False}, search={"rerank_future": "none"})
 
 
 def _first(plan: Plan) -> tuple[Path, list[Stage]]:
@@ -190,7 +195,7 @@ def _read_by(pair: Pair, config: TrainConfig, begin: int, end: int) -> np.ndarra
 
 def run_stages(plan: Plan, about: dict[str, Any], say: Say, is_main: bool = True) -> None:
     """Do what is not yet done, in order; the main process keeps the manifest. The final run may be asked to go on."""
-    stages = STRATEGIES[plan.strategy.name](plan)
+    stages = STRATEGIES[plan.strategy.name](plan) if plan.config.strategy else both_alone(plan)
     plan.output.mkdir(parents=True, exist_ok=True)
     manifest = plan.output / "manifest.json"
     done = json.loads(manifest.read_text(encoding="utf-8"))["stages"] if manifest.exists() else {}

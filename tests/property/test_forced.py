@@ -4,35 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from corpus import tiny
+from corpus import SOURCES, translator_of
 
-from bothways.config import parse
 from bothways.data.corpus import Prepared
 from bothways.errors import BothwaysError
-from bothways.models.table import resolve
-from bothways.run import Run
 from bothways.search.hypothesis import length_norm
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
-from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
 from bothways.translator import Translator, decode, decoded_futures
 
 CLOSE = 1e-5
 SYSTEMS = ["transformer-l2r", "transformer-r2l", "no-interaction", "bift"]
-SOURCES = ["a b c d", "h", "< a b", "e f g h a b c", "d d", "< c"]
 TARGETS = ["b a d", "c c c c c", "h", "", "a b c d e f g h a", "g"]
-
-
-def translator_of(prepared: Prepared, folder: Path, system: str, seed: int = 1, **search: object) -> Translator:
-    """A model with random weights, sharper than fresh ones."""
-    settings = tiny(prepared.folder, system, model={"future_weight": 0.8})
-    config = resolve(parse({**settings, "train": {"seed": seed}}))
-    run = Run.create(folder, config, prepared)
-    model = run.fresh_model()
-    with torch.no_grad():
-        model.output_weight.mul_(3)
-    Checkpoints(folder).save(Snapshot(weights_of(model), {}, {"update": 1}))
-    options = {"beam": 4, "nbest": 4, **search}
-    return Translator.open(folder, device="cpu", **options)
 
 
 def by_hand(

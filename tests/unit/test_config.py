@@ -79,7 +79,7 @@ def test_numbers_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"sytem": "x"}, r"^where: sytem: unknown key; accepted here: system, data, decoded, model, .*strategy$"),
+        ({"sytem": "x"}, r"^where: sytem: unknown key; accepted here: system, data, decoded, model, .*strategy, runs$"),
         ({"model": {"widht": 3}}, r"^where: model\.widht: unknown key; accepted here: preset, .*future_dropout$"),
         ({"search": {"bean": 3}}, r"search\.bean: unknown key; accepted here: direction, beam, greedy"),
         ({"strategy": {"name": "fine-tuning", "shared": 1}}, r"strategy\.shared: unknown key; accepted here: name,"),
@@ -119,7 +119,8 @@ def test_what_is_dumped_is_read_again_as_the_same() -> None:
     for system in SYSTEMS:
         model = {"preset": "tiny", "future_weight": 1e-7, "dropout": 0.3}
         strategy = {"strategy": {"name": "fine-tuning", "learning_rate": 1e-05}} if system == "bift" else {}
-        config = resolve(parse({"system": system, "data": "ä: #1", "model": model, **strategy}))
+        runs = {"runs": ["one/", "é: #2"]} if SYSTEMS[system].of_runs else {}
+        config = resolve(parse({"system": system, "data": "ä: #1", "model": model, **strategy, **runs}))
         again = parse(yaml.safe_load(dump(config)))
         assert again == config and resolve(again) == config
 

@@ -234,7 +234,8 @@ def test_command_is_one(command: Command, tmp_path: Path) -> None:
     if not arguments:
         return  # its name, in running text
     context = COMMANDS[name].make_context(name, arguments)
-    unknown = set(context.params.get("metric") or ()) - set(METRICS)
+    metrics = context.params.get("metric") or ()
+    unknown = {metrics} - set(METRICS) if isinstance(metrics, str) else set(metrics) - set(METRICS)
     assert not unknown
     cli._sets("--valid", context.params.get("valid"))
     cli._sets("--test", context.params.get("test"))

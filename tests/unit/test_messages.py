@@ -386,7 +386,17 @@ NO_FUTURE = "--future: {run} is a transformer-l2r run, which reads no future; ac
         (["--score", "{one}"], b"a\nb\n", "there are 2 sources but {one} has 1 lines; line i belongs to line i"),
         (["--score", "{one}", "--future", "decoded"], b"a\n", NO_FUTURE),
         (["--score", "{one}", "--future", "{one}"], b"a\n", NO_FUTURE),
-        (["--future", "decoded"], b"a\n", "--future belongs to --score FILE, got 'decoded' without it"),
+        (["--future", "decoded"], b"a\n", "--future belongs to --score FILE, --rerank self or --candidates, got ..."),
+        (["--candidates", "{one}", "--future", "decoded"], b"a\n", "{one}, line 1: must be `i ||| text ||| ..."),
+        (["--candidates", "{one}", "--trace"], b"a\n", "--candidates takes no --score, --prefix, --suffix or ..."),
+        (["--candidates", "{one}", "nowhere"], b"a\n", "nowhere: no such file"),
+        (["--candidates", "{nbest}"], b"a\n", "{nbest}, line 2: belongs to source 1, but there are 1, counted from 0"),
+        (["--candidates", "{nbest}"], b"a\na\na\n", "{nbest}: holds no candidate of source 2, counted from 0"),
+        (["--candidates", "{nbest}", "--future", "decoded"], b"a\na\n", NO_FUTURE),
+        (["--future", "{one}"], b"a\n", "--future must be none or decoded without --score FILE, got '{one}'"),
+        (["--rerank", "both"], b"a\n", "--rerank must be none or self, got 'both'"),
+        (["--rerank", "self"], b"a\n", "...search.rerank: `self` needs both directions to decode, got direction l2r"),
+        (["--search.rerank_weight=2"], b"a\n", "...search.rerank_weight: must be less than or equal to 1, got 2"),
         (["--score", "{one}", "--prefix", "{one}"], b"a\n", "--score takes no --prefix and no --suffix: ..."),
         (["--format", "xml"], b"a\n", "--format must be text or jsonl, got 'xml'"),
         (["--precision", "int8"], b"a\n", "--precision must be float32 or bfloat16, got 'int8'"),
@@ -404,10 +414,44 @@ def test_decode_refuses_what_it_cannot_do(
     say: Say, runs: Path, tmp_path: Path, options: list[str], stdin: bytes, message: str
 ) -> None:
     run, one = runs / "transformer-l2r", write_lines(tmp_path / "one", ["a"])
-    places = {"run": run, "one": one, "folder": tmp_path}
+    nbest = write_lines(tmp_path / "nbest", ["0 ||| a ||| -1", "1 ||| b ||| -1"])
+    places = {"run": run, "one": one, "nbest": nbest, "folder": tmp_path}
     found = say("decode", run, "--quiet", *(option.format(**places) for option in options), stdin=stdin)
     assert_says(found, message.format(**places))
     assert one.read_text(encoding="utf-8") == "a\n"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--on", "train"], "--on: must be one of dev, got 'train'"),
+        (["--metric", "loss"], "unknown metric 'loss'; accepted: bleu, chrf, ..."),
+        (["--rerank", "self"], "...search.rerank: `self` needs both directions to decode, got direction l2r"),
+        (["--rerank", "both"], "--rerank must be none or self, got 'both'"),
+        (["--future", "gold"], "--future must be none or decoded, got 'gold'"),
+        (["--future", "decoded"], "--future belongs to --rerank self, got 'decoded' without it"),
+        (["--data", "nowhere"], "nowhere: no such folder; `bothways prepare` makes it"),
+        (["--train.updates=3"], "--train.updates=3: decoding takes --search.option=value only; ..."),
+    ],
+)
+def test_tune_refuses_what_it_cannot_do(say: Say, runs: Path, options: list[str], message: str) -> None:
+    run = runs / "transformer-l2r"
+    before = (run / "config.yaml").read_bytes()
+    assert_says(say("tune", run, "--device", "cpu", "--quiet", *options), message)
+    assert (run / "config.yaml").read_bytes() == before and not (run / "tuned.json").exists()
+
+
+def test_nothing_is_chosen_on_a_test_set(say: Say, prepared: Prepared, runs: Path, tmp_path: Path) -> None:
+    files = write_pairs(tmp_path, "news", [("a b", "b a")])
+    train_files = write_pairs(tmp_path, "train", [("a b", "a b"), ("c", "c")])
+    valid, test = [("dev", files[0], [files[1]])], [("news", files[0], [files[1]])]
+    prepare(*train_files, valid, test, tmp_path / "data", kind="words")
+    prepare(*train_files, (), test, tmp_path / "untold", kind="words")
+    common = ("tune", runs / "transformer-l2r", "--device", "cpu", "--quiet", "--data")
+    message = "--on: must be one of dev, got 'news' (it is a test set, on which nothing is chosen)"
+    assert_says(say(*common, tmp_path / "data", "--on", "news"), message)
+    message = f"{tmp_path}/untold: has no validation set; give `bothways prepare` one by --valid"
+    assert_says(say(*common, tmp_path / "untold"), message)
 
 
 def test_decode_with_both_directions(say: Say, runs: Path, tmp_path: Path) -> None:
