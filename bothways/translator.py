@@ -6,7 +6,7 @@ Training, validation and the command line decode through the same functions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bothways.config import SearchConfig, changed
 from bothways.errors import DataError, SearchError
-from bothways.models.interface import Seq2Seq
+from bothways.models.interface import Memory, Seq2Seq, TwoPass, TwoPassMemory
 from bothways.run import Run, Say, device_of
-from bothways.search.beam import search
+from bothways.search.beam import Plan, search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
 from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, Direction, turn
 
@@ -44,7 +44,7 @@ class Translation:
 
     source: str
     hypotheses: list[Output]  # best first
-    best: dict[str, Output]  # the best of each direction that decoded
+    best: dict[str, Output]  # the best of each direction that decoded; of two passes, what the first said is r2l's
     trace: Trace | None = None  # every step of the search, on request
 
     @property
@@ -145,7 +145,10 @@ class Translator:
         """Forced scores: log-probability of each target, generated in one direction under a stated future.
 
         The future is `none`, `decoded` (the other direction's best hypothesis for that source), or the caller's texts.
+        A run with two passes always reads one: where none is given, what its first pass says.
         """
+        if future == "none" and isinstance(self.model, TwoPass) and self.run.config.model.interaction:
+            future = "decoded"
         other = R2L if direction is L2R else L2R
         for what, texts in (("targets", targets), *([] if isinstance(future, str) else [("futures", future)])):
             if len(texts) != len(sources):
@@ -207,7 +210,8 @@ class Translator:
         return forced or None
 
     def _must_read_futures(self) -> None:
-        if not (self.run.config.model.interaction and len(self.run.directions) == 2):
+        two = len(self.run.directions) == 2 or isinstance(self.model, TwoPass)
+        if not (self.run.config.model.interaction and two):
             raise SearchError(
                 f"--future: {self.run.folder} is a {self.run.config.system} run, which reads no future; accepted: none"
             )
@@ -260,9 +264,13 @@ def _decode_batch(
         beginnings = [[forced[d][i] if forced and d in forced else [] for d in directions] for i in places]
         lengths = [max(map(len, row)) for row in beginnings]
         limits = [max_length(config, len(sources[i])) + length for i, length in zip(places, lengths, strict=True)]
-        K = 1 if config.greedy else config.beam // len(directions)
+        K = Plan.of(config, directions).slots
         with torch.inference_mode():
             memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
+            first: list[Found] = []
+            if isinstance(model, TwoPass):
+                alone = torch.tensor([max_length(config, len(sources[i])) for i in places], device=device)
+                memory, first = first_pass(model, memory, alone, config)
             found = search(
                 model.step,
                 model.start(memory, len(directions), K),
@@ -281,7 +289,19 @@ def _decode_batch(
         for part in (places[:half], places[half:]):
             yield from _decode_batch(model, sources, part, directions, config, device, forced, trace)
         return
+    if first:
+        found = [replace(one, best={**one.best, **before.best}) for one, before in zip(found, first, strict=True)]
     yield from zip(places, found, strict=True)
+
+
+def first_pass(model: TwoPass, memory: Memory, limits: Tensor, config: SearchConfig) -> tuple[Memory, list[Found]]:
+    """Search from right to left, and inform the memory of the best hypothesis: a complete one if there is any."""
+    assert isinstance(memory, TwoPassMemory)
+    config = config.model_copy(update={"nbest": 1})  # one is read; more would only be waited for
+    slots = Plan.of(config, (R2L,)).slots
+    found = search(model.first.step, model.first.start(memory.first, 1, slots), limits, (R2L,), config)
+    said = padded([[R2L.tag, *(one.best[R2L].tokens if R2L in one.best else [])] for one in found])
+    return model.informed(memory, said.to(limits.device)), found
 
 
 def max_length(config: SearchConfig, source_length: int) -> int:
@@ -297,10 +317,15 @@ def decoded_futures(
     """The best complete hypothesis of one direction for every source, when both decode; in generation order.
 
     It need not be the winner, so the search goes on to its end; where none is complete, the best one as it stands.
+    Of a model with two passes it is what the first one says.
     """
-    config = config.model_copy(update={"early_stop": False, "direction": "both"})
+    directions: tuple[Direction, ...] = (L2R, R2L)
+    if isinstance(model, TwoPass):
+        model, directions = model.first, (R2L,)
+    else:
+        config = config.model_copy(update={"early_stop": False, "direction": "both"})
     futures: list[list[int]] = [[]] * len(sources)
-    for i, found in decode(model, sources, (L2R, R2L), config, device):
+    for i, found in decode(model, sources, directions, config, device):
         futures[i] = found.best[direction].tokens if direction in found.best else []
     return futures
 
@@ -314,7 +339,10 @@ def force(
     device: torch.device,
     batch_sentences: int = 32,
 ) -> list[list[float]]:
-    """Log-probabilities of each target's tokens and end mark; targets and futures in generation order."""
+    """Log-probabilities of each target's tokens and end mark; targets and futures in generation order.
+
+    A future is read as far as the target reaches; by a model with two passes, which knows all of it, to its end.
+    """
     scores: list[list[float]] = [[]] * len(sources)
     order = sorted(range(len(sources)), key=lambda i: (-len(targets[i]), i))
     for begin in range(0, len(order), batch_sentences):
@@ -323,7 +351,8 @@ def force(
         if futures is not None:
             other = R2L if direction is L2R else L2R
             streams[other] = [[other.tag, *futures[i]] for i in places]
-        width = max(len(tokens) for tokens in streams[direction])  # what lies beyond is read by nobody
+        read = list(streams) if isinstance(model, TwoPass) else [direction]  # else nobody reads what lies beyond
+        width = max(len(tokens) for d in read for tokens in streams[d])
         inputs = torch.stack([padded([t[:width] for t in streams[d]], width) for d in sorted(streams)], dim=1)
         source = padded([[*sources[i], END] for i in places])
         labels = padded([[*targets[i], END] for i in places], width).to(device)
