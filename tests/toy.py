@@ -41,7 +41,7 @@ class Family:
     shape: dict[str, Any]
     meetings: tuple[dict[str, Any], ...]  # options: every way in which the directions can meet
     shapes: tuple[dict[str, Any], ...]  # options: other forms of the same model
-    asynchronous: str  # r2l speaks first, and l2r reads its states
+    asynchronous: str = ""  # r2l speaks first, and l2r reads its states; empty: there is none
 
 
 FAMILIES = {

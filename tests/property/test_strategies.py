@@ -261,6 +261,24 @@ def test_two_passes_go_on_from_the_r2l_run(prepared: Prepared, tmp_path: Path) -
     assert texts[0] == texts[1]
 
 
+def test_without_interaction_both_passes_learn_from_gold_text_at_once(prepared: Prepared, tmp_path: Path) -> None:
+    """No text is decoded, since nobody reads any; a run with interaction can go on from it."""
+    off = tiny(prepared.folder, "abd-transformer", model={"interaction": False})
+    run = train(off, tmp_path / "off", device="cpu", quiet=True)
+    fresh, trained = weights_of(run.fresh_model()), weights_of(run.model())
+    moved = {name.split(".")[0] for name in trained if not torch.equal(fresh[name], trained[name])}
+    assert moved == {"first", "decoder"}
+    config = recipe(prepared, "asynchronous", train={"learning_rate": 1e-9})
+    config["strategy"] |= {"updates": 1, "from": str(run.folder), "r2l": str(train_r2l(prepared, tmp_path))}
+    found = weights_of(train(config, tmp_path / "on", device="cpu", quiet=True).model())
+    assert all(torch.allclose(found[name], trained[name], atol=1e-6) for name in trained)
+    assert {name.split(".")[2].split("_")[0] for name in found.keys() - trained.keys()} == {"state"}
+
+
+def train_r2l(prepared: Prepared, folder: Path) -> Path:
+    return train(tiny(prepared.folder, "transformer-r2l"), folder / "r2l", device="cpu", quiet=True).folder
+
+
 def test_a_split_decoded_by_two_passes_holds_what_the_second_says(prepared: Prepared, tmp_path: Path) -> None:
     run = stand_in(tmp_path / "run", prepared, "abd-transformer", 6)
     decode_split(run.folder, "dev", tmp_path / "dev", device="cpu", greedy=True)
