@@ -2,7 +2,8 @@
 
 Everyone does the same work: an encoder-decoder Transformer of one shape, one vocabulary of 32,000, sources of 25 tokens
 on average, beam 4, and exactly 30 tokens out, because the end mark is made impossible. Systems take turns, so that a
-machine that slows down slows all of them; only figures of one run are to be compared.
+machine that slows down slows all of them; only figures of one run are to be compared. Systems of two passes put out
+30 tokens in each of them.
 """
 
 import statistics
@@ -17,17 +18,18 @@ from torch import Tensor
 
 from bothways.config import PRESETS, ModelConfig, SearchConfig, parse
 from bothways.errors import ConfigError
-from bothways.models.interface import State
-from bothways.models.table import build, resolve
+from bothways.models.interface import Seq2Seq, TwoPass
+from bothways.models.table import SYSTEMS, build, resolve
 from bothways.rescoring import padded
 from bothways.search.beam import Plan, search
 from bothways.tokens import DIRECTIONS, END, PAD, SPECIAL_TOKENS
+from bothways.translator import first_pass
 
 VOCABULARY = 32_000
 BEAM = 4
 TOKENS_OUT = 30
 SHORTEST, LONGEST = 15, 35  # tokens of a source; every length is as frequent as the others
-SYSTEMS = ("transformer-l2r", "bift")  # ours
+OURS = ("transformer-l2r", "bift")  # unless others are named
 SAME_SIZE = 0.02  # by how much a peer's number of parameters may differ from ours
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -65,6 +67,7 @@ def run(
     precision: str,
     repeats: int,
     say: Callable[[str], None],
+    systems: Sequence[str] = OURS,
 ) -> list[Row]:
     """Measure our systems and the peers, in turns; rows by batch size, then by contender."""
     for name, value, accepted in (("shape", shape, PRESETS), ("precision", precision, DTYPES)):
@@ -73,14 +76,17 @@ def run(
     for peer in peers:
         if peer not in PEERS:
             raise ConfigError(f"against: must be any of {', '.join(PEERS)}, got {peer!r}")
+    for system in systems or [""]:
+        if system not in SYSTEMS:
+            raise ConfigError(f"system: must be any of {', '.join(SYSTEMS)}, got {system!r}")
     if min([repeats, *batches]) < 1:
         raise ConfigError(f"batch and repeats: must be at least 1, got {list(batches)} and {repeats}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
     torch.manual_seed(1)
     place, dtype = torch.device(device), DTYPES[precision]
-    contenders = [_ours(system, shape, place, dtype) for system in SYSTEMS]
-    contenders += [PEERS[peer](_model_config(SYSTEMS[0], shape), place, dtype) for peer in peers]
+    contenders = [_ours(system, shape, place, dtype) for system in systems]
+    contenders += [PEERS[peer](_model_config(systems[0], shape), place, dtype) for peer in peers]
     _must_have_one_size(contenders)
     rows = []
     for batch in batches:
@@ -101,14 +107,15 @@ def run(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows for a person to read; speeds also as a share of our one direction at the same batch size."""
+    """Rows for a person to read; speeds also as a share of the first system's at the same batch size."""
     head = ["peer", "system", "shape", "device", "dtype", "batch", "beam", "sentences/s", "spread", "ratio"]
-    ours = {row.batch: row.sentences_per_second for row in rows if (row.peer, row.system) == ("bothways", SYSTEMS[0])}
+    first = (rows[0].peer, rows[0].system)
+    base = {row.batch: row.sentences_per_second for row in rows if (row.peer, row.system) == first}
     lines = [head]
     for row in rows:
         speed = row.sentences_per_second
         labels = [row.peer, row.system, row.shape, row.device, row.dtype, str(row.batch), str(row.beam)]
-        lines.append([*labels, f"{speed:,.2f}", f"{row.spread:.0%}", f"{speed / ours[row.batch]:.2f}"])
+        lines.append([*labels, f"{speed:,.2f}", f"{row.spread:.0%}", f"{speed / base[row.batch]:.2f}"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = 5  # columns that are words; the rest are numbers
     return "\n".join(
@@ -141,7 +148,7 @@ def _timed(contender: Contender, sources: Tensor) -> float:
 def _must_have_one_size(contenders: Sequence[Contender]) -> None:
     expected = contenders[0].parameters
     for contender in contenders:
-        if abs(contender.parameters - expected) > SAME_SIZE * expected:
+        if contender.peer != contenders[0].peer and abs(contender.parameters - expected) > SAME_SIZE * expected:
             raise ConfigError(
                 f"{contender.peer} {contender.system} does not do the same work: it has {contender.parameters:,} "
                 f"parameters, {contenders[0].system} has {expected:,}"
@@ -158,21 +165,32 @@ def _ours(system: str, shape: str, device: torch.device, dtype: torch.dtype) -> 
     # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
     settings = SearchConfig(beam=BEAM, max_length=TOKENS_OUT - 1)
     slots = Plan.of(settings, directions).slots
-
-    def step(tokens: Tensor, state: State, partners: Tensor | None, weights: Tensor | None, /) -> tuple[Tensor, State]:
-        log_probs, state = model.step(tokens, state, partners, weights)
-        log_probs[..., END] = -torch.inf
-        return log_probs, state
+    for one in (model, model.first) if isinstance(model, TwoPass) else (model,):
+        _never_ends(one)
 
     def decode(sources: Tensor) -> list[int]:
         limits = torch.full((len(sources),), TOKENS_OUT - 1, device=device)
         with torch.inference_mode():
-            found = search(
-                step, model.start(model.encode(sources), len(directions), slots), limits, directions, settings
-            )
+            memory = model.encode(sources)
+            if isinstance(model, TwoPass):
+                memory, _ = first_pass(model, memory, limits, settings)
+            state = model.start(memory, len(directions), slots)
+            found = search(model.step, state, limits, directions, settings)
         return [len(one.hypotheses[0].tokens) + one.hypotheses[0].cut_off for one in found]
 
     return Contender("bothways", system, model.parameter_count(), decode)
+
+
+def _never_ends(model: Seq2Seq) -> None:
+    """The end mark becomes impossible."""
+    log_probs = model.log_probs
+
+    def without_end(hidden: Tensor) -> Tensor:
+        found = log_probs(hidden)
+        found[..., END] = -torch.inf
+        return found
+
+    model.log_probs = without_end  # type: ignore[method-assign]
 
 
 def _model_config(system: str, shape: str) -> ModelConfig:

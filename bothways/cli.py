@@ -494,6 +494,7 @@ def bench(
     shape: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "16,64",
+    system: Annotated[str, typer.Option(help="Ours, with commas; the first is the base.")] = "transformer-l2r,bift",
     against: Annotated[str, typer.Option(help="Peers, with commas: transformers.")] = "",
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
@@ -510,7 +511,8 @@ def bench(
     sizes = batch.split(",")
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise ConfigError(f"--batch must be numbers from 1 on, with commas, got {batch!r}")
-    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(quiet))
+    systems = [name for name in system.split(",") if name]
+    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(quiet), systems)
     print(table(rows))
     if output:
         Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

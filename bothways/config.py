@@ -196,25 +196,27 @@ class TrainConfig(Section):
 
 
 class StrategyConfig(Section):
-    """How a bidirectional model with interaction is trained, as stages."""
+    """How a model with interaction is trained, as stages."""
 
-    name: Literal["two-pass", "fine-tuning", "online"]
+    name: Literal["two-pass", "fine-tuning", "online", "asynchronous"]
     """`two-pass`: an l2r and an r2l model decode the sources. `fine-tuning`: one model without interaction decodes a
-    share of them and goes on with interaction. `online`: as it goes on, an average of itself decodes them anew."""
+    share of them and goes on with interaction. `online`: as it goes on, an average of itself decodes them anew.
+    `asynchronous`, for abd-transformer: an r2l model decodes the sources and becomes the first pass."""
     l2r: str | None = None
     """Two-pass: an l2r run that is there already; unset trains one."""
     r2l: str | None = None
-    """Two-pass: an r2l run that is there already; unset trains one."""
+    """Two-pass and asynchronous: an r2l run that is there already; unset trains one."""
     first: str | None = None
     """Fine-tuning and online: a run without interaction that is there already; unset trains one."""
     origin: str | None = Field(None, alias="from")
-    """Weights that the last stage starts with: `scratch` or a run; unset means `scratch` for two-pass, else `first`."""
+    """Weights that the last stage starts with: `scratch` or a run; unset means `scratch` for two-pass, the r2l run for
+    asynchronous, else `first`."""
     share: float | None = Field(None, gt=0, le=1)
     """Share of the training pairs that is decoded and trained on; unset means 0.1 for fine-tuning, else all."""
     folds: int = Field(1, ge=1)
     """Parts of the training pairs, each decoded by a model that was not trained on it; 1: one model decodes all."""
     updates: int | None = Field(None, ge=1)
-    """Updates of the last stage; unset means `train.updates` for two-pass, else a tenth of it."""
+    """Updates of the last stage; unset means `train.updates` for two-pass and asynchronous, else a tenth of it."""
     learning_rate: float | None = Field(None, gt=0)
     """Peak learning rate of the last stage; unset means `train.learning_rate`."""
     warmup: int | None = Field(None, ge=1)
@@ -230,7 +232,12 @@ class StrategyConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "StrategyConfig":
-        belongs = {"two-pass": ("l2r", "r2l", "folds"), "fine-tuning": ("first", "folds"), "online": ("first",)}
+        belongs = {
+            "two-pass": ("l2r", "r2l", "folds"),
+            "fine-tuning": ("first", "folds"),
+            "online": ("first",),
+            "asynchronous": ("r2l", "folds"),
+        }
         for option in ("l2r", "r2l", "first", "folds"):
             value = getattr(self, option)
             if option not in belongs[self.name] and value != StrategyConfig.model_fields[option].default:

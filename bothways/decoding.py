@@ -188,7 +188,8 @@ def _decode_shard(job: Job, translator: Translator, rows: np.ndarray, path: Path
     usable = {d: np.zeros(len(rows), dtype=bool) for d in directions}
     found = decode(translator.model, [sources[i] for i in fitting], directions, translator.config, translator.device)
     for place, one in found:
-        for direction, hypothesis in one.best.items():
+        for direction in [d for d in directions if d in one.best]:
+            hypothesis = one.best[direction]
             texts[direction][fitting[place]] = hypothesis.reading_order
             usable[direction][fitting[place]] = bool(hypothesis.tokens) and not hypothesis.cut_off
     arrays: dict[str, Any] = {"rows": rows}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bothways import config as configuration
 from bothways.config import Config, SearchConfig, changed
-from bothways.data.batch import Builder, Decoded, PairBuilder, TripleBuilder
+from bothways.data.batch import AsynchronousBuilder, Builder, Decoded, PairBuilder, TripleBuilder
 from bothways.data.corpus import EvalSet, Prepared
 from bothways.data.sampler import rows_of
 from bothways.decoding import Job, decode_parts
@@ -18,12 +18,12 @@ from bothways.errors import ConfigError, VocabularyError
 from bothways.evaluate.scores import METRICS
 from bothways.evaluate.scores import score as score_text
 from bothways.models.interface import Seq2Seq
-from bothways.models.table import resolve, system_of
+from bothways.models.table import SYSTEMS, resolve, system_of
 from bothways.run import Run, device_of, must_agree, must_be_free_for_a_run, must_fit, start_from
 from bothways.tokens import DIRECTIONS, L2R, R2L, turn
 from bothways.train.checkpoint import Checkpoints, write_json, write_text
 from bothways.train.loop import Trainer, Validate
-from bothways.train.strategy import Part, Plan, run_stages
+from bothways.train.strategy import STRATEGIES, Part, Plan, run_stages
 from bothways.translator import Translator, decoded_futures, force
 from bothways.version import program
 
@@ -117,11 +117,19 @@ def _begin_recipe(config: Config, output: Path) -> None:
 
 def _must_be_trainable(config: Config, prepared: Prepared) -> None:
     if config.strategy is not None and not config.model.interaction:
-        raise ConfigError(f"strategy: is for systems with interaction (bift), but system is {config.system}")
+        able = ", ".join(name for name, system in SYSTEMS.items() if system.interaction)
+        raise ConfigError(f"strategy: is for systems with interaction ({able}), but system is {config.system}")
+    two_passes = system_of(config).has_two_passes
+    strategies = [name for name in STRATEGIES if (name == "asynchronous") == two_passes]
+    if config.strategy is not None and config.strategy.name not in strategies:
+        raise ConfigError(
+            f"strategy.name: must be {' or '.join(strategies)} for system {config.system}, got {config.strategy.name!r}"
+        )
     if config.strategy is None and config.model.interaction and config.decoded is None:
         raise ConfigError(
             "decoded: is required to train with interaction, since gold text as the future would leak the words to be "
-            "predicted; set `strategy: {name: fine-tuning}`, which decodes it, or name a folder of decoded text"
+            f"predicted; set `strategy: {{name: {'asynchronous' if two_passes else 'fine-tuning'}}}`, which decodes "
+            "it, or name a folder of decoded text"
         )
     if config.decoded is not None and not config.model.interaction and not config.train.pseudo_loss:
         raise ConfigError(
@@ -169,15 +177,19 @@ def _train_once(
 
 
 def builder_of(config: Config, prepared: Prepared) -> Builder:
-    """What training reads: pairs, with decoded text beside them if it is to be learned too, or triples."""
-    pair, train, directions = prepared.train, config.train, DIRECTIONS[config.model.direction or "both"]
+    """What training reads: pairs (decoded text beside them if it is to be learned too), or what interaction needs."""
+    two_passes = system_of(config).has_two_passes
+    pair, train = prepared.train, config.train
+    directions = (L2R, R2L) if two_passes else DIRECTIONS[config.model.direction or "both"]
     rows = rows_of((pair.source.lengths, pair.target.lengths), train)
     if config.decoded is None:
         assert not config.model.interaction, "gold text on both sides would leak the words to be predicted"
         return PairBuilder(pair, directions, rows)
-    decoded = Decoded.open(Path(config.decoded), prepared.fingerprint, directions)
+    read = (R2L,) if two_passes and config.model.interaction else directions
+    decoded = Decoded.open(Path(config.decoded), prepared.fingerprint, read)
     if config.model.interaction:
-        return TripleBuilder(pair, decoded, train.pseudo_loss, train.max_length, rows)
+        builder = AsynchronousBuilder if two_passes else TripleBuilder
+        return builder(pair, decoded, train.pseudo_loss, train.max_length, rows)
     return PairBuilder(pair, directions, rows, decoded, train.pseudo_loss, train.max_length)
 
 

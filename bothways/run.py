@@ -25,10 +25,10 @@ from bothways.config import Config
 from bothways.data.corpus import Prepared, writing
 from bothways.errors import CheckpointError, ConfigError, VocabularyError
 from bothways.models.ensemble import Ensemble, Panel
-from bothways.models.interface import Seq2Seq
-from bothways.models.table import build
+from bothways.models.interface import Seq2Seq, TwoPass
+from bothways.models.table import build, system_of
 from bothways.text.vocabulary import Vocabulary
-from bothways.tokens import DIRECTIONS, Direction
+from bothways.tokens import DIRECTIONS, R2L, Direction
 from bothways.train.checkpoint import Checkpoints, load_weights, write_json, write_text
 
 # What may change when a run goes on: how long, how often it speaks, how it decodes; not what an update computes.
@@ -126,6 +126,11 @@ def must_fit(system: str, members: Sequence[Run]) -> None:
             raise ConfigError(f"runs: {run.folder} is a rerank run; name the runs that it consists of")
         if (run.source_vocabulary, run.target_vocabulary) != (first.source_vocabulary, first.target_vocabulary):
             raise VocabularyError(f"runs: {run.folder} has another vocabulary than {first.folder}; they must share it")
+        if system == "ensemble" and system_of(run.config).has_two_passes:
+            raise ConfigError(
+                f"runs: {run.folder} decodes in two passes ({run.config.system}) and cannot be part of an "
+                "ensemble; system rerank takes it"
+            )
         if system == "ensemble" and run.directions != first.directions:
             has = [" and ".join(d.label for d in one.directions) for one in (first, run)]
             raise ConfigError(
@@ -155,11 +160,23 @@ def must_be_free_for_a_run(folder: Path) -> None:
 
 
 def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabulary], say: Say) -> None:
-    """Begin with another run's best weights; what only interaction needs may be missing there."""
+    """Begin with another run's best weights; what only interaction needs may be missing there.
+
+    A model with two passes can begin with an r2l run as its first: then all of the second is new.
+    """
     other = Run.open(run)
     if (other.source_vocabulary, other.target_vocabulary) != vocabularies:
         raise VocabularyError(f"{run}: has another vocabulary than this run's data; prepare both with the same one")
     weights = Checkpoints(run, say=say).resolve("best").weights
+    if isinstance(model, TwoPass) and not system_of(other.config).has_two_passes:
+        if R2L not in other.directions:
+            raise ConfigError(
+                f"train.start_from: must be an r2l run, or one with two passes, for its first pass; {run} is a "
+                f"{other.config.system} run"
+            )
+        load_weights(model.first, weights, str(run))
+        say(f"starting from {run} as the first pass; the second is new")
+        return
     fresh = load_weights(model, weights, str(run), model.interaction_parameters())
     say(f"starting from {run}" + (f"; new here: {', '.join(fresh)}" if fresh else ""))
 
@@ -167,7 +184,8 @@ def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabu
 def must_agree(folder: Path, old: Config, new: Config) -> None:
     """Refuse options that change what was begun in a folder."""
     before, now = _flat(old), _flat(new)
-    if now["train.start_from"] == str(folder / "first"):  # a strategy's own stage, wherever the folder was moved
+    own = {str(folder / stage) for stage in ("first", "r2l")}
+    if now["train.start_from"] in own:  # a strategy's own stage, wherever the folder was moved
         before["train.start_from"] = now["train.start_from"]
     differing = [key for key in {**before, **now} if now.get(key) != before.get(key) and not _may_change(key)]
     if differing:

@@ -16,10 +16,10 @@ from torch import Tensor
 from bothways.config import SearchConfig, changed
 from bothways.errors import DataError, SearchError
 from bothways.models.ensemble import Panel
-from bothways.models.interface import Memory, Seq2Seq
+from bothways.models.interface import Memory, Seq2Seq, TwoPass, TwoPassMemory
 from bothways.rescoring import Given, Jury, force_rows, padded, rescored
 from bothways.run import Run, Say, device_of
-from bothways.search.beam import search
+from bothways.search.beam import Plan, search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
 from bothways.search.rerank import rerank
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
@@ -47,7 +47,7 @@ class Translation:
 
     source: str
     hypotheses: list[Output]  # best first
-    best: dict[str, Output]  # the best of each direction that decoded
+    best: dict[str, Output]  # the best of each direction that decoded; of two passes, what the first said is r2l's
     trace: Trace | None = None  # every step of the search, on request
 
     @property
@@ -197,9 +197,12 @@ class Translator:
         """Forced scores: log-probability of each target, generated in one direction under a stated future.
 
         The future is `none`, `decoded` (the other direction's best hypothesis for that source), or the caller's texts.
+        A run with two passes always reads one: where none is given, what its first pass says.
         """
         if isinstance(self.model, Panel):
             raise SearchError(f"{self.run.folder} is a rerank run, which scores texts by all its runs: see `rescore`")
+        if future == "none" and isinstance(self.model, TwoPass) and self.run.config.model.interaction:
+            future = "decoded"
         other = R2L if direction is L2R else L2R
         for what, texts in (("targets", targets), *([] if isinstance(future, str) else [("futures", future)])):
             if len(texts) != len(sources):
@@ -244,7 +247,7 @@ class Translator:
             if searches:
                 memories, found = search_each(panel, source_ids, places, before_rescoring(self.config), self.device)
             else:
-                memories = encode(panel, source_ids, places, self.device)
+                memories, _ = encode(panel, source_ids, places, self.config, self.device)
                 found = [[Found([], {}) for _ in places] for _ in memories]
             mine = [given[i] for i in places]
             jury = Jury(panel, memories, self.config, self.device)
@@ -289,7 +292,8 @@ class Translator:
         return forced or None
 
     def _must_read_futures(self) -> None:
-        if not (self.run.config.model.interaction and len(self.run.directions) == 2):
+        two = len(self.run.directions) == 2 or isinstance(self.model, TwoPass)
+        if not (self.run.config.model.interaction and two):
             raise SearchError(
                 f"--future: {self.run.folder} is a {self.run.config.system} run, which reads no future; accepted: none"
             )
@@ -398,19 +402,20 @@ def search_each(
 
     One without the direction that is forced finds nothing.
     """
-    memories, found = encode(panel, sources, places, device), []
-    for model, directions, memory in zip(panel.members, panel.directions, memories, strict=True):
+    memories, firsts = encode(panel, sources, places, config, device)
+    found: list[list[Found]] = []
+    for model, directions, memory, before in zip(panel.members, panel.directions, memories, firsts, strict=True):
         if forced and not any(d in forced for d in directions):
             found.append([Found([], {}) for _ in places])
             continue
         beginnings = [[forced[d][i] if forced and d in forced else [] for d in directions] for i in places]
         lengths = [max(map(len, row)) for row in beginnings]
         limits = [max_length(config, len(sources[i])) + length for i, length in zip(places, lengths, strict=True)]
-        K = 1 if config.greedy else config.beam // len(directions)
+        slots = Plan.of(config, directions).slots
         found.append(
             search(
                 model.step,
-                model.start(memory, len(directions), K),
+                model.start(memory, len(directions), slots),
                 torch.tensor(limits, device=device),
                 directions,
                 config,
@@ -419,19 +424,43 @@ def search_each(
                 all_complete,
             )
         )
+        found[-1] = [replace(one, best={**one.best, **said.best}) for one, said in zip(found[-1], before, strict=True)]
     return memories, found
 
 
-def encode(panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], device: torch.device) -> list[Memory]:
-    """What each model's search and rescoring read of these sources: all that is computed from them, once."""
+def encode(
+    panel: Panel, sources: Sequence[Sequence[int]], places: Sequence[int], config: SearchConfig, device: torch.device
+) -> tuple[list[Memory], list[list[Found]]]:
+    """What each model's search and rescoring read of these sources: all that is computed from them, once.
+
+    A model with two passes has its first one behind it then; what that found comes second.
+    """
     source = padded([[*sources[i], END] for i in places]).to(device)
-    return [model.encode(source) for model in panel.members]
+    memories, before = [], []
+    for model in panel.members:
+        memory, found = model.encode(source), [Found([], {}) for _ in places]
+        if isinstance(model, TwoPass):
+            limits = torch.tensor([max_length(config, len(sources[i])) for i in places], device=device)
+            memory, found = first_pass(model, memory, limits, config)
+        memories.append(memory)
+        before.append(found)
+    return memories, before
 
 
 def before_rescoring(config: SearchConfig) -> SearchConfig:
     """Search for all that the beam holds; a future must be a direction's best, so its search goes on to its end."""
     early_stop = config.early_stop and config.rerank_future == "none"
     return config.model_copy(update={"nbest": 2 if config.greedy else config.beam, "early_stop": early_stop})
+
+
+def first_pass(model: TwoPass, memory: Memory, limits: Tensor, config: SearchConfig) -> tuple[Memory, list[Found]]:
+    """Search from right to left, and inform the memory of the best hypothesis: a complete one if there is any."""
+    assert isinstance(memory, TwoPassMemory)
+    config = config.model_copy(update={"nbest": 1})  # one is read; more would only be waited for
+    slots = Plan.of(config, (R2L,)).slots
+    found = search(model.first.step, model.first.start(memory.first, 1, slots), limits, (R2L,), config)
+    said = padded([[R2L.tag, *(one.best[R2L].tokens if R2L in one.best else [])] for one in found])
+    return model.informed(memory, said.to(limits.device)), found
 
 
 def max_length(config: SearchConfig, source_length: int) -> int:
@@ -447,10 +476,15 @@ def decoded_futures(
     """The best complete hypothesis of one direction for every source, when both decode; in generation order.
 
     It need not be the winner, so the search goes on to its end; where none is complete, the best one as it stands.
+    Of a model with two passes it is what the first one says.
     """
-    config = config.model_copy(update={"early_stop": False, "direction": "both", "rerank": "none"})
+    directions: tuple[Direction, ...] = (L2R, R2L)
+    if isinstance(model, TwoPass):
+        model, directions = model.first, (R2L,)
+    else:
+        config = config.model_copy(update={"early_stop": False, "direction": "both", "rerank": "none"})
     futures: list[list[int]] = [[]] * len(sources)
-    for i, found in decode(model, sources, (L2R, R2L), config, device):
+    for i, found in decode(model, sources, directions, config, device):
         futures[i] = found.best[direction].tokens if direction in found.best else []
     return futures
 
@@ -464,14 +498,20 @@ def force(
     device: torch.device,
     batch_sentences: int = 32,
 ) -> list[list[float]]:
-    """Log-probabilities of each target's tokens and end mark; targets and futures in generation order."""
+    """Log-probabilities of each target's tokens and end mark; targets and futures in generation order.
+
+    A future is read as far as the target reaches; by a model with two passes, which knows all of it, to its end.
+    """
     scores: list[list[float]] = [[]] * len(sources)
     order = sorted(range(len(sources)), key=lambda i: (-len(targets[i]), i))
     for begin in range(0, len(order), batch_sentences):
         places = order[begin : begin + batch_sentences]
-        rows = [[Given(targets[i], None if futures is None else futures[i])] for i in places]
+        read = futures if not isinstance(model, TwoPass) else None  # the memory of two passes has it already
+        rows = [[Given(targets[i], None if read is None else read[i])] for i in places]
         with torch.inference_mode():
             memory = model.encode(padded([[*sources[i], END] for i in places]).to(device))
+            if isinstance(model, TwoPass) and isinstance(memory, TwoPassMemory) and futures is not None:
+                memory = model.informed(memory, padded([[R2L.tag, *futures[i]] for i in places]).to(device))
             found = force_rows(model, memory, rows, direction, device)
         for i, (row,) in zip(places, found, strict=True):
             scores[i] = row

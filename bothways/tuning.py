@@ -2,7 +2,8 @@
 
 The set is searched once. No hypothesis lives or dies by its length, so the n-best list under every length penalty is
 part of what the same search completes, and a weight only puts candidates in another order: what is chosen is what
-decoding anew would find with it.
+decoding anew would find with it. Only a model with two passes is searched for each penalty, by which its first one
+chooses what the second reads.
 
 run/config.yaml     search.length_penalty and search.rerank_weight, with the search options they were chosen under
     tuned.json      every value that was tried, with what it gave
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from bothways import config as configuration
-from bothways.config import changed
+from bothways.config import SearchConfig, changed
 from bothways.data.corpus import EvalSet, Prepared
 from bothways.errors import ConfigError, DataError
 from bothways.evaluate.scores import digits, gain, label, make_metric
+from bothways.models.interface import TwoPass
 from bothways.rescoring import Jury
 from bothways.run import Say
 from bothways.search.hypothesis import Found, Hypothesis
@@ -78,7 +80,7 @@ def tune(
     config = translator.config
     penalties = sorted({*PENALTIES, config.length_penalty})
     weights = sorted({*WEIGHTS, config.rerank_weight}) if translator.has_weight else [config.rerank_weight]
-    say(f"{run}: searching {valid.name} ({len(valid.pair):,} sentences) once")
+    say(f"{run}: searching {valid.name} ({len(valid.pair):,} sentences)")
     tuned = measured(translator, valid, metric, best_texts(translator, valid.source_lines(), penalties, weights))
     chosen = {"length_penalty": tuned.chosen.length_penalty}
     if translator.has_weight:
@@ -94,38 +96,61 @@ def tune(
 def best_texts(
     translator: Translator, lines: Sequence[str], penalties: Sequence[float], weights: Sequence[float]
 ) -> list[dict[Setting, Text]]:
-    """What every line becomes under every setting, by one search; an empty line becomes an empty text."""
+    """What every line becomes under every setting, by as few searches as can be; of an empty line, an empty text."""
     settings = [(penalty, weight) for penalty in penalties for weight in weights]
     results: list[dict[Setting, Text]] = [dict.fromkeys(settings, ()) for _ in lines]
     filled = [i for i, line in enumerate(lines) if line.strip()]
     sources = translator.encoded([lines[i] for i in filled])
-    panel, config, device = translator.panel, translator.config, translator.device
-    size = before_rescoring(config).nbest
 
     def work(places: list[int]) -> list[dict[Setting, Text]]:
-        memories, every = search_each(panel, sources, places, config, device, all_complete=True)
-        lists = {p: [[_found_under(p, one, size) for one in sentences] for sentences in every] for p in penalties}
-        if not translator.rescores:
-            return [{s: _first(lists[s[0]][0][b].hypotheses) for s in settings} for b in range(len(places))]
-        jury = Jury(panel, memories, config, device)
-        jury.hear(every)
-        if config.rerank_future == "none":  # whatever will be asked, in one pass
-            whole = [
-                union([one[b].hypotheses for found in lists.values() for one in found]) for b in range(len(places))
-            ]
-            jury.log_probs(whole, every)
         texts: list[dict[Setting, Text]] = [{} for _ in places]
-        for penalty, found in lists.items():
-            candidates = [union([one.hypotheses for one in sentence]) for sentence in zip(*found, strict=True)]
-            for b, judged in enumerate(jury.log_probs(candidates, found)):
-                for weight in weights:
-                    shares = weights_of(jury.groups, weight)
-                    texts[b][penalty, weight] = _first(rerank(candidates[b], judged, shares, penalty))
+        for some in _searched_together(translator, penalties):
+            config = translator.config.model_copy(update={"length_penalty": some[0]})
+            for text, more in zip(texts, _texts(translator, config, sources, places, some, weights), strict=True):
+                text.update(more)
         return texts
 
-    for place, texts in in_batches(sources, config.batch_sentences, work):
+    for place, texts in in_batches(sources, translator.config.batch_sentences, work):
         results[filled[place]] = texts
     return results
+
+
+def _searched_together(translator: Translator, penalties: Sequence[float]) -> list[Sequence[float]]:
+    """One search serves all, unless a second pass reads what the first one chose by the penalty."""
+    has_two_passes = any(isinstance(model, TwoPass) for model in translator.panel.members)
+    return [[penalty] for penalty in penalties] if has_two_passes else [penalties]
+
+
+def _texts(
+    translator: Translator,
+    config: SearchConfig,
+    sources: Sequence[Sequence[int]],
+    places: list[int],
+    penalties: Sequence[float],
+    weights: Sequence[float],
+) -> list[dict[Setting, Text]]:
+    """What these sources become under every setting, by one search."""
+    panel, device, size = translator.panel, translator.device, before_rescoring(config).nbest
+    memories, every = search_each(panel, sources, places, config, device, all_complete=True)
+    lists = {p: [[_found_under(p, one, size) for one in sentences] for sentences in every] for p in penalties}
+    texts: list[dict[Setting, Text]] = [{} for _ in places]
+    if not translator.rescores:
+        for penalty, found in lists.items():
+            for b, one in enumerate(found[0]):
+                texts[b] |= dict.fromkeys(((penalty, weight) for weight in weights), _first(one.hypotheses))
+        return texts
+    jury = Jury(panel, memories, config, device)
+    jury.hear(every)
+    if config.rerank_future == "none":  # whatever will be asked, in one pass
+        whole = [union([one[b].hypotheses for found in lists.values() for one in found]) for b in range(len(places))]
+        jury.log_probs(whole, every)
+    for penalty, found in lists.items():
+        candidates = [union([one.hypotheses for one in sentence]) for sentence in zip(*found, strict=True)]
+        for b, judged in enumerate(jury.log_probs(candidates, found)):
+            for weight in weights:
+                shares = weights_of(jury.groups, weight)
+                texts[b][penalty, weight] = _first(rerank(candidates[b], judged, shares, penalty))
+    return texts
 
 
 def measured(translator: Translator, valid: EvalSet, metric: str, found: Sequence[dict[Setting, Text]]) -> Tuned:

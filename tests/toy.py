@@ -41,6 +41,7 @@ class Family:
     shape: dict[str, Any]
     meetings: tuple[dict[str, Any], ...]  # options: every way in which the directions can meet
     shapes: tuple[dict[str, Any], ...]  # options: other forms of the same model
+    asynchronous: str = ""  # r2l speaks first, and l2r reads its states; empty: there is none
 
 
 FAMILIES = {
@@ -61,13 +62,14 @@ FAMILIES = {
             {"norm": "pre", "share_embeddings": "target"},
             {"norm": "post", "share_embeddings": "none", "decoder_layers": 1},
         ),
+        asynchronous="abd-transformer",
     ),
 }
 
 
 def toy_model(system: str = "bift", seed: int = 0, vocabulary: int = 9, **options: Any) -> Seq2Seq:
     """A random small model whose distributions are peaked and whose futures matter (λ about 1)."""
-    family = next(f for f in FAMILIES.values() if system in (f.both, f.apart, f.l2r, f.r2l))
+    family = next(f for f in FAMILIES.values() if system in (f.both, f.apart, f.l2r, f.r2l, f.asynchronous))
     settings = {**family.shape, "future_weight": 1.0, **options}
     torch.manual_seed(seed)
     model = build(resolve(parse({"system": system, "data": "nowhere", "model": settings})), vocabulary, vocabulary)

@@ -9,6 +9,8 @@ Which text stands in which stream, and which stream bears a loss, is decided her
                (x; decoded ...) besides, in the same streams    if decoded text is to be learned too, as a control
     triples    (x; gold l2r, decoded r2l), the loss on l2r      both, with interaction
                (x; decoded l2r, gold r2l), the loss on r2l
+    two passes (x; gold l2r, decoded r2l, gold r2l)             l2r reads what r2l has said before: all of the decoded
+               with a loss on gold text                         stream; the third keeps the r2l decoder in practice
 """
 
 import json
@@ -150,6 +152,10 @@ class Decoded:
         """The texts of these rows of the corpus in generation order, with end marks, [n, width]."""
         return self.texts[d].gather(self._places(rows), width, reverse=d is R2L)
 
+    def lengths(self, rows: np.ndarray, d: Direction) -> np.ndarray:
+        """Tokens of the texts of these rows, end marks not counted."""
+        return self.texts[d].lengths[self._places(rows)]
+
     def target_lengths(self, rows: np.ndarray, d: Direction, max_length: int) -> np.ndarray:
         """Tokens with end marks of those texts that can be targets themselves, 0 for all others."""
         places = self._places(rows)
@@ -281,6 +287,34 @@ class TripleBuilder(_OfCorpus):
         for d in (L2R, R2L):
             weights[:, 1 - d, d] = self.pseudo_loss * (self._pseudo_lengths(rows, d) > 0)
         return self._batch(rows, width, size, fixed, (L2R, R2L), streams.reshape(-1, 2, T), weights.reshape(-1, 2))
+
+
+class AsynchronousBuilder(_OfCorpus):
+    """Gold l2r text, the decoded r2l text that it reads to the end, and gold r2l text: one row a source.
+
+    A decoded text is used as it is, as in triples; one of more than `max_length` tokens is cut there.
+    """
+
+    def __init__(
+        self, pair: Pair, decoded: Decoded, pseudo_loss: float, max_length: int, rows: np.ndarray | None = None
+    ) -> None:
+        super().__init__(pair, decoded, pseudo_loss, max_length, rows)
+
+    def loss_tokens(self, rows: np.ndarray) -> float:
+        """See Builder."""
+        return 2 * self._gold_tokens(rows) + self.pseudo_loss * float(self._pseudo_lengths(rows, R2L).sum())
+
+    def build(self, rows: np.ndarray, width: int, size: int, fixed: bool) -> Batch:
+        """See Builder."""
+        assert self.decoded is not None
+        read = self.decoded.lengths(rows, R2L).clip(max=self.max_length) + 1
+        T = max(width if fixed else _longest(self.pair.target, rows), int(read.max()))
+        T = -(-T // 8) * 8 if fixed else T
+        gold = [self._gold(rows, d, T) for d in (L2R, R2L)]
+        streams = np.stack([gold[L2R], self.decoded.stream(rows, R2L, T), gold[R2L]], 1)
+        weights = np.ones(streams.shape[:2])
+        weights[:, 1] = self.pseudo_loss * (self._pseudo_lengths(rows, R2L) > 0)
+        return self._batch(rows, width, size, fixed, (L2R, R2L, R2L), streams, weights)
 
 
 def _longest(texts: Texts, rows: np.ndarray) -> int:

@@ -9,7 +9,7 @@ direction a stream has except from its tag, and never see padding or an end mark
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -112,3 +112,40 @@ class Seq2Seq(nn.Module):
     def parameter_count(self) -> int:
         """Trained numbers, shared ones once."""
         return sum(p.numel() for p in self.parameters())
+
+
+@dataclass(frozen=True)
+class TwoPassMemory:
+    """Sources encoded once, for a model that decodes in two passes."""
+
+    first: Memory
+    second: Memory  # once it is informed, the first pass' states as well
+
+    def keep(self, sentences: Tensor) -> "TwoPassMemory":
+        """Only these sentences."""
+        return TwoPassMemory(self.first.keep(sentences), self.second.keep(sentences))
+
+
+class TwoPass(Seq2Seq):
+    """A model that writes from left to right, and reads the states of what it has written from right to left before.
+
+    Streams of `hidden` [R, D, T] are l2r, then any number of r2l. The l2r stream reads all of the second one, which
+    must therefore be known text: decoded from the source alone, never gold. With D = 1 it reads what the memory was
+    informed of, if anything. Without interaction it reads no other stream at all.
+    """
+
+    first_model: ClassVar[type[Seq2Seq]]  # the class of `first`
+    first: Seq2Seq  # the first pass, a whole r2l model: its encoder and its embeddings are the second pass' too
+
+    @abstractmethod
+    def encode(self, source: Tensor) -> TwoPassMemory:
+        """See Seq2Seq."""
+
+    @abstractmethod
+    def informed(self, memory: TwoPassMemory, tokens: Tensor) -> TwoPassMemory:
+        """The same memory with the states of what the first pass has said: [B, T], its tag, tokens and padding."""
+
+    @property
+    def output_weight(self) -> Tensor:
+        """See Seq2Seq: both passes have one."""
+        return self.first.output_weight

@@ -5,7 +5,8 @@ from typing import Literal
 
 from bothways.config import Config, ModelConfig, changed
 from bothways.errors import ConfigError
-from bothways.models.interface import Seq2Seq
+from bothways.models.asynchronous import AsynchronousTransformer
+from bothways.models.interface import Seq2Seq, TwoPass
 from bothways.models.transformer import Transformer
 
 
@@ -13,11 +14,16 @@ from bothways.models.transformer import Transformer
 class System:
     """A model class with its directions."""
 
-    model: type[Transformer]
+    model: type[Seq2Seq]
     direction: Literal["l2r", "r2l", "both"]
     interaction: bool
     meaning: str
     of_runs: bool = False  # it consists of other runs, and has no weights of its own
+
+    @property
+    def has_two_passes(self) -> bool:
+        """Whether an r2l decoder speaks first."""
+        return issubclass(self.model, TwoPass)
 
 
 SYSTEMS = {
@@ -27,6 +33,9 @@ SYSTEMS = {
         Transformer, "both", False, "one Transformer for both directions, which do not see each other"
     ),
     "bift": System(Transformer, "both", True, "one Transformer for both directions, each reading the other's words"),
+    "abd-transformer": System(
+        AsynchronousTransformer, "l2r", True, "Transformer, left to right, reading what an r2l decoder has said first"
+    ),
     "rerank": System(
         Transformer,
         "both",
@@ -89,6 +98,7 @@ def _resolved_of_runs(config: Config) -> Config:
 def one_direction(config: Config, direction: str) -> Config:
     """The same recipe for the system that differs in decoding one direction only."""
     family = system_of(config).model
+    family = family.first_model if issubclass(family, TwoPass) else family
     name = next(
         name for name, s in SYSTEMS.items() if s.model is family and s.direction == direction and not s.interaction
     )

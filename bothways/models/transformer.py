@@ -4,6 +4,7 @@ Directions are rows of a batch, not copies of a model: the number of streams and
 and `interaction`, each layer's self-attention reads the partner too (nn/attention.py); nothing else differs.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +28,10 @@ class TransformerMemory:
 
     keys_values: tuple[tuple[Tensor, Tensor], ...]  # per layer, [B, H, S, d] twice
     mask: Tensor  # [B, 1, 1, S]
+
+    def of_layer(self, i: int) -> tuple[Tensor, ...]:
+        """What decoder layer i reads: keys, values and mask."""
+        return (*self.keys_values[i], self.mask)
 
     def keep(self, sentences: Tensor) -> "TransformerMemory":
         """Only these sentences."""
@@ -79,76 +84,46 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config.width, config.feed_forward, config.dropout)
         self.sub_layers = nn.ModuleList(SubLayer(config.width, config.dropout, config.norm) for _ in range(3))
 
-    def forward(
-        self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor], history: History | None, step: int
-    ) -> Tensor:
+    def forward(self, x: Tensor, view: View, memory: tuple[Tensor, ...], history: History | None, step: int) -> Tensor:
         x = self.sub_layers[0](x, lambda y: self.attention(y, view, history, step))
-        x = self.sub_layers[1](x, lambda y: self.source_attention(y, *memory))
+        x = self.read(x, memory)
         return self.sub_layers[2](x, self.feed_forward)
 
+    def read(self, x: Tensor, memory: tuple[Tensor, ...]) -> Tensor:
+        """What a layer reads besides its own streams: keys, values and mask of the source."""
+        return self.sub_layers[1](x, lambda y: self.source_attention(y, *memory))
 
-class Transformer(Seq2Seq):
-    """Encoder and decoder; one direction or both, with or without interaction."""
 
-    def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
-        super().__init__()
-        self.config = config
-        self.interaction = bool(config.interaction) and config.direction == "both"
-        if config.share_embeddings == "all" and source_size != target_size:
-            raise ConfigError(
-                f"model.share_embeddings: `all` needs a joint vocabulary, but source and target have {source_size} and "
-                f"{target_size} tokens; prepare with a joint vocabulary or set it to `target` or `none`"
-            )
-        self.target_embedding = Embedding(target_size, config.width)
-        self.source_embedding = (
-            self.target_embedding if config.share_embeddings == "all" else Embedding(source_size, config.width)
-        )
-        self.output = (
-            Embedding(target_size, config.width) if config.share_embeddings == "none" else self.target_embedding
-        )
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(config, self.interaction) for _ in range(config.decoder_layers))
-        last = config.norm == "pre"  # pre-norm leaves the last sum unnormalized
-        self.encoder_norm = nn.LayerNorm(config.width) if last else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.width) if last else nn.Identity()
-        self.apply(initialize)
+class Decoding(Seq2Seq):
+    """A stack of decoder layers over encoded sources: one stack, three views."""
+
+    config: ModelConfig
+    interaction: bool  # whether the two streams of a row read each other
+    decoder: nn.ModuleList
+    decoder_norm: nn.Module
 
     @property
-    def output_weight(self) -> Tensor:
-        """See Seq2Seq."""
-        return self.output.weight
+    @abstractmethod
+    def embedded(self) -> Embedding:
+        """The embedding of target tokens."""
 
-    def layers(self) -> list[nn.Module]:
-        """See Seq2Seq."""
-        return [*self.encoder, *self.decoder]
+    @abstractmethod
+    def read_of(self, memory: Memory) -> TransformerMemory:
+        """What this stack reads of a memory."""
 
-    def interaction_parameters(self) -> set[str]:
-        """See Seq2Seq: what the fusions learn."""
-        return {name for name, _ in self.named_parameters() if ".fusion." in name}
-
-    # -- encoder ------------------------------------------------------------------------------------------------------
-
-    def encode(self, source: Tensor) -> TransformerMemory:
-        """See Seq2Seq: keys and values for every decoder layer."""
-        mask = (source != PAD)[:, None, None, :]
-        x = self._embed(self.source_embedding, source, torch.arange(source.size(1), device=source.device))
-        for layer in self.encoder:
-            x = layer(x, mask)
-        x = self.encoder_norm(x)
-        return TransformerMemory(tuple(layer.source_attention.remember(x) for layer in self.decoder), mask)  # type: ignore[operator, union-attr]
-
-    # -- decoder: one stack, three views -------------------------------------------------------------------------------
+    def remember(self, encoded: Tensor, mask: Tensor) -> TransformerMemory:
+        """Encoded sources [B, S, E] with their mask -> keys and values for every layer."""
+        return TransformerMemory(tuple(layer.source_attention.remember(encoded) for layer in self.decoder), mask)  # type: ignore[operator, union-attr]
 
     def hidden(self, memory: Memory, inputs: Tensor) -> Tensor:
         """See Seq2Seq: position i sees inputs 0..i of its own stream and, with interaction, of its partner's."""
-        assert isinstance(memory, TransformerMemory)
         view = self._view_of_streams(inputs)
         positions = torch.arange(inputs.size(-1), device=inputs.device)
-        return self._decode(inputs, positions, view, memory)
+        return self._decode(inputs, positions, view, self.read_of(memory))
 
     def start(self, memory: Memory, directions: int, hypotheses: int) -> TransformerState:
         """See Seq2Seq."""
-        assert isinstance(memory, TransformerMemory)
+        memory = self.read_of(memory)
         keys = memory.keys_values[0][0]
         B, H, _, d = keys.shape
         shape = (B, directions, H, FIRST_CAPACITY, hypotheses, d)
@@ -172,13 +147,12 @@ class Transformer(Seq2Seq):
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: the nodes are one long stream per direction, and the lattice says who reads whom."""
-        assert isinstance(memory, TransformerMemory)
         own, has_future, weights, future = lattice.own[None], None, None, None
         if self.interaction and lattice.tokens.size(0) == 2:
             has_future, weights = (lattice.weights.sum(-1) > 0)[None], lattice.weights[None]
             future = partner(lattice.seen[None].flatten(2, 3))  # rows of a direction's mask: its partner's queries
         view = View(_with_future(own, future), weights, has_future)
-        x = self._decode(lattice.tokens[None], lattice.positions[None], view, memory)
+        x = self._decode(lattice.tokens[None], lattice.positions[None], view, self.read_of(memory))
         return self.log_probs(x)[0]
 
     def _decode(
@@ -190,9 +164,9 @@ class Transformer(Seq2Seq):
         histories: tuple[History, ...] | None = None,
         step: int = 0,
     ) -> Tensor:
-        x = self._embed(self.target_embedding, tokens, positions)
+        x = self._embed(self.embedded, tokens, positions)
         for i, layer in enumerate(self.decoder):
-            x = layer(x, view, (*memory.keys_values[i], memory.mask), histories[i] if histories else None, step)
+            x = layer(x, view, memory.of_layer(i), histories[i] if histories else None, step)
         return self.decoder_norm(x)
 
     def _embed(self, embedding: Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -220,6 +194,68 @@ class Transformer(Seq2Seq):
         future = own.gather(2, read[..., None].expand(-1, -1, -1, own.size(-1)))
         has_future = weights.sum(-1) > 0
         return View(_with_future(own, future), weights if weights.size(-1) > 1 else None, has_future)
+
+
+class Transformer(Decoding):
+    """Encoder and decoder; one direction or both, with or without interaction."""
+
+    def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.interaction = bool(config.interaction) and config.direction == "both"
+        if config.share_embeddings == "all" and source_size != target_size:
+            raise ConfigError(
+                f"model.share_embeddings: `all` needs a joint vocabulary, but source and target have {source_size} and "
+                f"{target_size} tokens; prepare with a joint vocabulary or set it to `target` or `none`"
+            )
+        self.target_embedding = Embedding(target_size, config.width)
+        self.source_embedding = (
+            self.target_embedding if config.share_embeddings == "all" else Embedding(source_size, config.width)
+        )
+        self.output = (
+            Embedding(target_size, config.width) if config.share_embeddings == "none" else self.target_embedding
+        )
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config, self.interaction) for _ in range(config.decoder_layers))
+        last = config.norm == "pre"  # pre-norm leaves the last sum unnormalized
+        self.encoder_norm = nn.LayerNorm(config.width) if last else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.width) if last else nn.Identity()
+        self.apply(initialize)
+
+    @property
+    def embedded(self) -> Embedding:
+        """See Decoding."""
+        return self.target_embedding
+
+    @property
+    def output_weight(self) -> Tensor:
+        """See Seq2Seq."""
+        return self.output.weight
+
+    def layers(self) -> list[nn.Module]:
+        """See Seq2Seq."""
+        return [*self.encoder, *self.decoder]
+
+    def interaction_parameters(self) -> set[str]:
+        """See Seq2Seq: what the fusions learn."""
+        return {name for name, _ in self.named_parameters() if ".fusion." in name}
+
+    def encode(self, source: Tensor) -> TransformerMemory:
+        """See Seq2Seq: keys and values for every decoder layer."""
+        return self.remember(*self.encoded(source))
+
+    def read_of(self, memory: Memory) -> TransformerMemory:
+        """See Decoding: all of it."""
+        assert isinstance(memory, TransformerMemory)
+        return memory
+
+    def encoded(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Sources [B, S] -> their encodings [B, S, E] and mask [B, 1, 1, S]."""
+        mask = (source != PAD)[:, None, None, :]
+        x = self._embed(self.source_embedding, source, torch.arange(source.size(1), device=source.device))
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x), mask
 
 
 def _with_future(own: Tensor, future: Tensor | None) -> Tensor:

@@ -11,6 +11,9 @@ Training and decoding come in as callables; what a stage has finished is written
     online        1  first     as above
                   2  decoded   decode what the next updates will read: with `first`, later with an average of the run
                   3  final     go on with interaction, on these triples; then 2 and 3 again, until all updates are done
+    asynchronous  1  r2l       train an r2l model (or take a run)
+                  2  decoded   decode the training sources with it
+                  3  final     it is the first pass now: train it on, and with it the l2r decoder that reads it
 
 With `folds`, each part of the sources is decoded by models that were not trained on it.
 """
@@ -83,7 +86,8 @@ class Plan:
     def updates(self) -> int:
         """Of the final run."""
         whole = self.config.train.updates
-        return self.strategy.updates or (whole if self.strategy.name == "two-pass" else -(-whole // 10))
+        begins_anew = self.strategy.name in ("two-pass", "asynchronous")  # with all weights, or those of a decoder
+        return self.strategy.updates or (whole if begins_anew else -(-whole // 10))
 
     def training(self, name: str, folder: Path, config: Config) -> Stage:
         """A stage that trains a run."""
@@ -135,9 +139,19 @@ def two_pass(plan: Plan) -> list[Stage]:
 
 def fine_tuning(plan: Plan) -> list[Stage]:
     """See above; the final run is the output itself."""
-    first, stages = _first(plan)
-    trained, parts = plan.decoders("first", without_interaction(plan.config), "both", plan.strategy.first)
-    if plan.strategy.folds > 1:  # they decode, but the run goes on from the model that has seen all
+    return _going_on(plan, "first", without_interaction(plan.config), "both", plan.strategy.first)
+
+
+def asynchronous(plan: Plan) -> list[Stage]:
+    """See above; the final run is the output itself."""
+    return _going_on(plan, "r2l", one_direction(plan.config, "r2l"), "r2l", plan.strategy.r2l)
+
+
+def _going_on(plan: Plan, name: str, recipe: Config, direction: str, given: str | None) -> list[Stage]:
+    """One model (or one for every fold) decodes, and the run goes on from the one that has seen all."""
+    first, stages = _first(plan, name, recipe, given)
+    trained, parts = plan.decoders(name, recipe, direction, given)
+    if plan.strategy.folds > 1:
         stages = [*stages, *trained]
     final = plan.training("final", plan.output, plan.final("decoded", first))
     return [*stages, plan.decoding("decoded", parts), final]
@@ -145,7 +159,7 @@ def fine_tuning(plan: Plan) -> list[Stage]:
 
 def online(plan: Plan) -> list[Stage]:
     """See above; the final run is the output itself, and its updates are counted over all rounds."""
-    first, stages = _first(plan)
+    first, stages = _first(plan, "first", without_interaction(plan.config), plan.strategy.first)
     refresh, average = plan.strategy.refresh, plan.strategy.average
     for number, begin in enumerate(range(0, plan.updates, refresh), 1):
         name = f"decoded-{number}"
@@ -170,7 +184,7 @@ def both_alone(plan: Plan) -> list[Stage]:
     return [plan.training(d, plan.output / d, one_direction(plan.config, d)) for d in ("l2r", "r2l")]
 
 
-STRATEGIES = {"two-pass": two_pass, "fine-tuning": fine_tuning, "online": online}
+STRATEGIES = {"two-pass": two_pass, "fine-tuning": fine_tuning, "online": online, "asynchronous": asynchronous}
 
 
 def without_interaction(config: Config) -> Config:
@@ -178,12 +192,12 @@ def without_interaction(config: Config) -> Config:
     return changed(config, strategy=None, model={"interaction": False}, search={"rerank_future": "none"})
 
 
-def _first(plan: Plan) -> tuple[Path, list[Stage]]:
-    """The run that fine-tuning goes on from, and the stage that trains it unless it is there."""
-    if plan.strategy.first:
-        return Path(plan.strategy.first), []
-    folder = plan.output / "first"
-    return folder, [plan.training("first", folder, without_interaction(plan.config))]
+def _first(plan: Plan, name: str, recipe: Config, given: str | None) -> tuple[Path, list[Stage]]:
+    """The run that the final one goes on from, and the stage that trains it unless it is there."""
+    if given:
+        return Path(given), []
+    folder = plan.output / name
+    return folder, [plan.training(name, folder, recipe)]
 
 
 def _read_by(pair: Pair, config: TrainConfig, begin: int, end: int) -> np.ndarray:

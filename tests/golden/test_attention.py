@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from toy import FAMILIES, pad, same_weights, streams, toy_model, toy_sources
 
+from bothways.models.asynchronous import AsynchronousTransformer
 from bothways.models.interface import Lattice
 from bothways.models.transformer import Transformer
 from bothways.nn.attention import History, SelfAttention, SourceAttention, SynchronousAttention, View
@@ -64,7 +65,7 @@ class Node:
 class Reference:
     """The Transformer and BIFT in float64 loops, from the weights' names."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer | AsynchronousTransformer) -> None:
         self.weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
         self.config, self.interaction = model.config, model.interaction
 
@@ -149,8 +150,14 @@ class Reference:
         ]
         return self.linear(f"{name}.output", np.concatenate(heads))
 
-    def log_probs(self, source: Sequence[int], nodes: Sequence[Node]) -> Array:
+    def log_probs(self, source: Sequence[int], nodes: Sequence[Node], said: Sequence[Array] = ()) -> Array:
         """[node, V]"""
+        xs = self.hidden(source, nodes, said)
+        logits = np.stack([self.weights["output.weight"][FIRST_PREDICTED:] @ x for x in xs])
+        return np.stack([np.concatenate([[-np.inf] * FIRST_PREDICTED, np.log(softmax(row))]) for row in logits])
+
+    def hidden(self, source: Sequence[int], nodes: Sequence[Node], said: Sequence[Array] = ()) -> list[Array]:
+        """What the output layer reads of each node; `said` are states of a first pass, which every layer reads."""
         encoded = self.encode(source)
         xs = [self.embed("target_embedding", node.token, node.position) for node in nodes]
         for i in range(self.config.decoder_layers):
@@ -165,15 +172,18 @@ class Reference:
                 xs,
                 lambda ys, name=name: [self.source_attention(f"{name}.source_attention", y, encoded) for y in ys],
             )
+            if said:
+                xs = self.sub_layer(
+                    f"{name}.state_sub_layer.norm",
+                    xs,
+                    lambda ys, name=name: [self.source_attention(f"{name}.state_attention", y, said) for y in ys],
+                )
             xs = self.sub_layer(
                 f"{name}.sub_layers.2.norm",
                 xs,
                 lambda ys, name=name: [self.feed_forward(f"{name}.feed_forward", y) for y in ys],
             )
-        if self.config.norm == "pre":
-            xs = [self.layer_norm("decoder_norm", x) for x in xs]
-        logits = np.stack([self.weights["output.weight"][FIRST_PREDICTED:] @ x for x in xs])
-        return np.stack([np.concatenate([[-np.inf] * FIRST_PREDICTED, np.log(softmax(row))]) for row in logits])
+        return [self.layer_norm("decoder_norm", x) for x in xs] if self.config.norm == "pre" else xs
 
 
 def stream_nodes(row: Tensor) -> list[Node]:
@@ -346,6 +356,28 @@ def test_systems_without_interaction_follow_the_equations(system: str) -> None:
         expected = Reference(model).log_probs(sources[r].tolist(), stream_nodes(inputs[r]))
         real = (inputs[r] != PAD).flatten()
         torch.testing.assert_close(found[r].flatten(0, 1)[real], torch.tensor(expected)[real])
+
+
+@pytest.mark.parametrize("shape", FAMILIES["transformer"].shapes, ids=str)
+def test_the_asynchronous_model_follows_the_equations(shape: dict[str, Any]) -> None:
+    """Each l2r position reads every state of the second stream's tag and tokens, and none of its padding."""
+    model = toy_model("abd-transformer", seed=11, **shape).double()
+    assert isinstance(model, AsynchronousTransformer)
+    first, second = Reference(model.first), Reference(model.first)
+    own = {name: value for name, value in Reference(model).weights.items() if name.startswith("decoder")}
+    second.weights = {name: value for name, value in first.weights.items() if not name.startswith("decoder")} | own
+    sources = toy_sources(11, 2)
+    inputs = torch.cat([streams(11, [(4, 2), (1, 6)]), streams(12, [(0, 4), (0, 6)])[:, 1:]], dim=1)
+    found = model(pad(sources, 1), inputs)
+    for r in range(2):
+        alone = [[node for node in stream_nodes(inputs[r, d : d + 1]) if node.token != PAD] for d in range(3)]
+        source = sources[r].tolist()
+        said = first.hidden(source, alone[1])
+        expected = [second.log_probs(source, alone[0], said), *(first.log_probs(source, nodes) for nodes in alone[1:])]
+        for d in range(3):
+            torch.testing.assert_close(found[r, d, : len(alone[d])], torch.tensor(expected[d]))
+        silent = second.log_probs(source, alone[0])  # that the states matter
+        assert np.abs(silent[:, FIRST_PREDICTED:] - expected[0][:, FIRST_PREDICTED:]).max() > 0.02
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one partner", "mixed partners"])

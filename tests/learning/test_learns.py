@@ -23,7 +23,7 @@ MODEL = {"encoder_layers": 1, "decoder_layers": 1, "width": 32, "feed_forward": 
 
 
 @pytest.mark.parametrize("kind", ["words", "bpe"])
-@pytest.mark.parametrize("system", ["transformer-l2r", "transformer-r2l", "bift"])
+@pytest.mark.parametrize("system", ["transformer-l2r", "transformer-r2l", "bift", "abd-transformer"])
 def test_learns_eight_sentences_by_heart(tmp_path: Path, system: str, kind: str) -> None:
     files = write_pairs(tmp_path, "train", PAIRS)
     data = prepare(*files, (), (), tmp_path / "data", vocab=300, kind=kind)  # type: ignore[arg-type]
@@ -31,12 +31,15 @@ def test_learns_eight_sentences_by_heart(tmp_path: Path, system: str, kind: str)
     config = tiny(data.folder, system, model=MODEL, train=updates, search={"beam": 4})
     if system == "bift":
         config["strategy"] = {"name": "fine-tuning", "share": 1.0, "updates": 30, "warmup": 10, "learning_rate": 1e-2}
+    if system == "abd-transformer":
+        config["strategy"] = {"name": "asynchronous", "learning_rate": 1e-2}
     run = train(config, output=tmp_path / "run", device="cpu", quiet=True)
     assert run.folder == tmp_path / "run"
     translator = load(str(tmp_path / "run"), device="cpu")
     found = translator.translate(SOURCES)
     assert [one.text for one in found] == TARGETS
-    directions = ["l2r", "r2l"] if system == "bift" else [system.removeprefix("transformer-")]
+    two = system in ("bift", "abd-transformer")  # directions, or passes
+    directions = ["l2r", "r2l"] if two else [system.removeprefix("transformer-")]
     for one, target in zip(found, TARGETS, strict=True):
         assert {name: best.text for name, best in one.best.items()} == dict.fromkeys(directions, target)
         assert not one.hypotheses[0].cut_off and one.score > -1

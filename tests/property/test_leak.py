@@ -7,6 +7,7 @@ position i would therefore read its own token i as soon as n - 1 - i <= i - 1, t
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from bothways.config import ModelConfig
-from bothways.data.batch import Batch, Decoded, PairBuilder, TripleBuilder
+from bothways.data.batch import AsynchronousBuilder, Batch, Builder, Decoded, PairBuilder, TripleBuilder
 from bothways.data.corpus import Pair, Texts
+from bothways.models.asynchronous import AsynchronousTransformer
+from bothways.models.interface import Seq2Seq
 from bothways.models.transformer import Transformer
 from bothways.tokens import END, L2R, PAD, R2L, TAG_R2L, Direction, turn
 from bothways.train.loss import Objective
@@ -48,6 +51,14 @@ class Corpus:
         decoded = Decoded(Path("decoded"), np.arange(len(self.gold)), some, usable)
         return TripleBuilder(self.pair(), decoded, pseudo_loss, 100)
 
+    def asynchronous(self, decoded: list[list[int]] | None = None) -> AsynchronousBuilder:
+        """For a model with two passes; the text that l2r reads can be given."""
+        everything = np.ones(len(self.gold), dtype=bool)
+        said = Decoded(
+            Path("decoded"), np.arange(len(self.gold)), {R2L: texts(decoded or self.decoded[R2L])}, {R2L: everything}
+        )
+        return AsynchronousBuilder(self.pair(), said, 0.0, 100)
+
     def pair(self) -> Pair:
         return Pair(texts(self.source), texts(self.gold))
 
@@ -69,11 +80,11 @@ def corpus(seed: int) -> Corpus:
     return Corpus(some([4, 6, 1, 3, 2]), some(LENGTHS), (some([7, 8, 1, 0, 0]), some([3, 11, 4, 6, 0])), usable)
 
 
-def model_of(seed: int, **options: object) -> Transformer:
+def model_of(seed: int, family: type[Transformer | AsynchronousTransformer] = Transformer, **options: object) -> Any:
     torch.manual_seed(seed)
     defaults = {"encoder_layers": 1, "decoder_layers": 3, "width": 16, "heads": 2, "feed_forward": 32, "dropout": 0.0}
     config = {**defaults, "direction": "both", "interaction": True, "future_weight": 1.0, **options}
-    model = Transformer(ModelConfig.model_validate(config), V, V)
+    model = family(ModelConfig.model_validate(config), V, V)
     with torch.no_grad():  # biases and the like away from zero, so that nothing hides behind them
         for parameter in model.parameters():
             if parameter.dim() <= 1 or parameter.shape[0] != V:
@@ -81,7 +92,7 @@ def model_of(seed: int, **options: object) -> Transformer:
     return model.train()  # as in training; there is no dropout
 
 
-def distributions(model: Transformer, batch: Batch) -> Tensor:
+def distributions(model: Seq2Seq, batch: Batch) -> Tensor:
     """What every position predicts, [R, D, T, V]."""
     with torch.no_grad():
         return model(batch.source, batch.inputs).exp()
@@ -99,7 +110,7 @@ def changes(before: Tensor, after: Tensor) -> bool:
     return not torch.allclose(before, after, rtol=0, atol=CLOSE)
 
 
-def built(builder: PairBuilder | TripleBuilder) -> Batch:
+def built(builder: Builder) -> Batch:
     return builder.build(np.arange(len(LENGTHS)), 16, len(LENGTHS), False)
 
 
@@ -143,6 +154,51 @@ def test_gold_in_both_streams_leaks_exactly_from_the_middle_on(fusion: str) -> N
                     )
                     leaks = changes(before[sentence, direction, i], after[sentence, direction, i])
                     assert leaks == expected(i, n), f"sentence {sentence}, n {n}, {direction.label}, index {i}"
+
+
+# -- two passes --------------------------------------------------------------------------------------------------------
+
+GOLD_STREAMS = {0: L2R, 2: R2L}  # of a row for two passes
+
+
+def leaks_of_two_passes(model: Seq2Seq, texts: Corpus, copied: bool = False) -> set[tuple[int, int, int]]:
+    """Sentence, stream and index of every gold word that its own prediction depends on; `copied`: r2l said gold."""
+
+    def batch_of(some: Corpus) -> Batch:
+        return built(some.asynchronous(some.gold if copied else None))
+
+    before, found, read = distributions(model, batch_of(texts)), set(), 0
+    for sentence, n in enumerate(LENGTHS):
+        for stream, direction in GOLD_STREAMS.items():
+            for i in range(n):
+                changed = batch_of(texts.with_gold(sentence, i if direction is L2R else n - 1 - i))
+                after = distributions(model, changed)
+                if changes(before[sentence, stream, : i + 1], after[sentence, stream, : i + 1]):
+                    found.add((sentence, stream, i))
+                read += changes(before[sentence, stream, i + 1 : n + 1], after[sentence, stream, i + 1 : n + 1])
+    assert read == 2 * sum(LENGTHS)  # the test can fail: from the next position on the word is read
+    return found
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_two_passes_do_not_leak(norm: str) -> None:
+    assert leaks_of_two_passes(model_of(7, AsynchronousTransformer, norm=norm), corpus(7)) == set()
+
+
+def test_gold_as_the_first_pass_leaks_every_word() -> None:
+    """All of it is read from the first position on; without interaction it is read by nobody."""
+    found = leaks_of_two_passes(model_of(8, AsynchronousTransformer), corpus(8), copied=True)
+    assert found == {(sentence, 0, i) for sentence, n in enumerate(LENGTHS) for i in range(n)}
+    assert leaks_of_two_passes(model_of(8, AsynchronousTransformer, interaction=False), corpus(8), copied=True) == set()
+
+
+def test_only_gold_streams_of_two_passes_bear_a_loss() -> None:
+    batch = built(corpus(9).asynchronous())
+    places = np.unravel_index(batch.positions.numpy(), tuple(batch.inputs.shape))
+    assert set(places[1].tolist()) == set(GOLD_STREAMS)
+
+
+# -- triples -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_decoded_side_that_is_longer_is_read_no_further_than_the_gold_side_goes() -> None:

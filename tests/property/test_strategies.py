@@ -10,12 +10,12 @@ import torch
 from corpus import tiny
 
 from bothways.config import Config, changed, parse
-from bothways.data.batch import Batch, Decoded, TripleBuilder
+from bothways.data.batch import AsynchronousBuilder, Batch, Decoded, TripleBuilder
 from bothways.data.corpus import Pair, Prepared, Texts
 from bothways.data.sampler import Sampler, folds_of, share_of
 from bothways.decoding import decode_split
 from bothways.experiment import builder_of, train
-from bothways.models.interface import Seq2Seq
+from bothways.models.interface import Seq2Seq, TwoPass
 from bothways.models.table import build, resolve
 from bothways.run import Run
 from bothways.tokens import END, L2R, R2L, Direction
@@ -29,13 +29,16 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fine-tuning": {"name": "fine-tuning", "share": 0.3},
     "fine-tuning with folds": {"name": "fine-tuning", "share": 0.5, "folds": 3},
     "online": {"name": "online", "refresh": 2, "average": 2},
+    "asynchronous": {"name": "asynchronous"},
+    "asynchronous with folds": {"name": "asynchronous", "folds": 2},
 }
 
 
 def recipe(prepared: Prepared, name: str, **sections: Any) -> dict[str, Any]:
     options = {"updates": 4, "learning_rate": 1e-2, **sections.pop("train", {})}
     strategy = {**STRATEGIES[name], "updates": 5}
-    return tiny(prepared.folder, "bift", train=options, strategy=strategy, **sections)
+    system = "abd-transformer" if strategy["name"] == "asynchronous" else "bift"
+    return tiny(prepared.folder, system, train=options, strategy=strategy, **sections)
 
 
 def with_gold(prepared: Prepared, gold: list[list[int]]) -> Prepared:
@@ -69,8 +72,9 @@ def leaks(model: Seq2Seq, prepared: Prepared, config: Config, rows: np.ndarray) 
             assert other[row][j] != gold[row][j]
             after = distributions(built(with_gold(prepared, other)))
             for d, i in ((L2R, j), (R2L, n - 1 - j)):
-                stream = 2 * place + int(d)  # the triple whose stream of this direction is gold
-                a, b = before[stream, d], after[stream, d]
+                # the stream of this direction that is gold: of two passes' only row, or of the triple that has it
+                at = (place, 2 * int(d)) if before.size(1) == 3 else (2 * place + int(d), int(d))
+                a, b = before[at], after[at]
                 if not torch.allclose(a[i], b[i], rtol=0, atol=CLOSE):
                     found.add((row, d, i))
                 assert not torch.allclose(a[i + 1], b[i + 1], rtol=0, atol=CLOSE), "it is read afterwards"
@@ -113,6 +117,23 @@ def test_gold_as_the_future_fails_the_same_test(
     assert leaks(attentive(prepared, run.config), prepared, run.config, rows) == expected
 
 
+def test_gold_as_the_first_pass_fails_the_same_test(prepared: Prepared, tmp_path: Path) -> None:
+    """The wrong way for two passes: every word leaks, from the first on; and r2l, which reads nobody, none."""
+    run = train(recipe(prepared, "asynchronous"), tmp_path / "run", device="cpu", quiet=True)
+    rows = Decoded.open(Path(str(run.config.decoded))).rows[:5]
+
+    def gold_instead(self: AsynchronousBuilder, rows: np.ndarray, width: int, size: int, fixed: bool) -> Batch:
+        everything, usable = np.arange(len(self.pair)), np.ones(len(self.pair), dtype=bool)
+        self.decoded = Decoded(Path(), everything, {R2L: self.pair.target}, {R2L: usable})
+        return real(self, rows, width, size, fixed)
+
+    real = AsynchronousBuilder.build
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AsynchronousBuilder, "build", gold_instead)
+        found = leaks(attentive(prepared, run.config), prepared, run.config, rows)
+    assert found == {(row, L2R, i) for row in rows.tolist() for i in range(len(prepared.train.target[row]))}
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_futures_are_made_from_the_source_alone(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -129,7 +150,8 @@ def test_futures_are_made_from_the_source_alone(
         other = replace(job, prepared=shuffled, output=tmp_path / "other" / job.output.name)
         real(other, parts, say)
         a, b = (Decoded.open(folder) for folder in (job.output, other.output))
-        assert a.rows.tolist() == b.rows.tolist() and a.texts.keys() == b.texts.keys() == {L2R, R2L}
+        read = {R2L} if "asynchronous" in name else {L2R, R2L}
+        assert a.rows.tolist() == b.rows.tolist() and a.texts.keys() == b.texts.keys() == read
         for d in a.texts:
             assert len(a.texts[d].ids) and a.texts[d].ids.tolist() == b.texts[d].ids.tolist()
             assert a.usable[d].tolist() == b.usable[d].tolist()
@@ -217,6 +239,54 @@ def test_a_fold_is_decoded_by_a_model_that_has_not_seen_it(
         assert set(trained[name]) | set(decoded[name]) == everything and len(decoded[name]) == len(everything) // 2
         assert not set(trained[name]) & set(decoded[name])
     assert set(decoded["l2r-1"]) | set(decoded["l2r-2"]) == everything
+
+
+def test_two_passes_go_on_from_the_r2l_run(prepared: Prepared, tmp_path: Path) -> None:
+    """Encoder, embeddings and r2l decoder are that run's; from scratch they are not. A run that is there is taken."""
+    given = stand_in(tmp_path / "r2l", prepared, "transformer-r2l", 5)
+    expected = weights_of(given.model())
+    for origin in (None, "scratch"):
+        config = recipe(prepared, "asynchronous", train={"learning_rate": 1e-9})
+        config["strategy"] |= {"r2l": str(given.folder), "updates": 1, "from": origin}
+        run = train(config, tmp_path / f"from {origin}", device="cpu", quiet=True)
+        assert not (run.folder / "r2l").exists()
+        model = run.model()
+        assert isinstance(model, TwoPass)
+        found = weights_of(model.first)
+        assert found.keys() == expected.keys()
+        close = [torch.allclose(found[name], expected[name], atol=1e-6) for name in expected]
+        assert all(close) if origin is None else not all(close)
+    decode_split(given.folder, "train", tmp_path / "alone", device="cpu", greedy=True)
+    texts = [Decoded.open(folder).texts[R2L].ids.tolist() for folder in (tmp_path / "alone", run.folder / "decoded")]
+    assert texts[0] == texts[1]
+
+
+def test_without_interaction_both_passes_learn_from_gold_text_at_once(prepared: Prepared, tmp_path: Path) -> None:
+    """No text is decoded, since nobody reads any; a run with interaction can go on from it."""
+    off = tiny(prepared.folder, "abd-transformer", model={"interaction": False})
+    run = train(off, tmp_path / "off", device="cpu", quiet=True)
+    fresh, trained = weights_of(run.fresh_model()), weights_of(run.model())
+    moved = {name.split(".")[0] for name in trained if not torch.equal(fresh[name], trained[name])}
+    assert moved == {"first", "decoder"}
+    config = recipe(prepared, "asynchronous", train={"learning_rate": 1e-9})
+    config["strategy"] |= {"updates": 1, "from": str(run.folder), "r2l": str(train_r2l(prepared, tmp_path))}
+    found = weights_of(train(config, tmp_path / "on", device="cpu", quiet=True).model())
+    assert all(torch.allclose(found[name], trained[name], atol=1e-6) for name in trained)
+    assert {name.split(".")[2].split("_")[0] for name in found.keys() - trained.keys()} == {"state"}
+
+
+def train_r2l(prepared: Prepared, folder: Path) -> Path:
+    return train(tiny(prepared.folder, "transformer-r2l"), folder / "r2l", device="cpu", quiet=True).folder
+
+
+def test_a_split_decoded_by_two_passes_holds_what_the_second_says(prepared: Prepared, tmp_path: Path) -> None:
+    run = stand_in(tmp_path / "run", prepared, "abd-transformer", 6)
+    decode_split(run.folder, "dev", tmp_path / "dev", device="cpu", greedy=True)
+    found = Decoded.open(tmp_path / "dev")
+    assert found.texts.keys() == {L2R}
+    translator = Translator.open(run.folder, device="cpu", greedy=True)
+    for row, one in enumerate(translator.translate(prepared.valid["dev"].source_lines())):
+        assert prepared.target_vocabulary.decode(found.texts[L2R][row].tolist()) == one.text
 
 
 def test_shares_and_folds_follow_from_the_seed(prepared: Prepared) -> None:

@@ -22,6 +22,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("transformer-l2r", {}),
     ("transformer-r2l", {"beam": 3}),
     ("bift", {}),
+    ("abd-transformer", {}),
     ("no-interaction", {"rerank": "self"}),
     ("bift", {"rerank": "self", "rerank_future": "decoded"}),
     ("bift", {"rerank": "self", "greedy": True}),

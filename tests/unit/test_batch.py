@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from bothways.config import ModelConfig
-from bothways.data.batch import Batch, Builder, Decoded, PairBuilder, TripleBuilder
+from bothways.data.batch import AsynchronousBuilder, Batch, Builder, Decoded, PairBuilder, TripleBuilder
 from bothways.data.corpus import Pair, Texts
 from bothways.errors import DataError
+from bothways.models.asynchronous import AsynchronousTransformer
 from bothways.models.transformer import Transformer
 from bothways.tokens import END, L2R, PAD, R2L, TAG_L2R, TAG_R2L
 from bothways.train.loss import Objective
@@ -39,6 +40,10 @@ def decoded() -> Decoded:
     some = {L2R: texts([[], [17]]), R2L: texts([[12, 11], [6, 7, 8, 9]])}
     usable = {L2R: np.array([False, True]), R2L: np.array([True, True])}
     return Decoded(Path("decoded"), np.array([0, 2]), some, usable)
+
+
+def asynchronous(pseudo_loss: float = 0.0, max_length: int = 10) -> AsynchronousBuilder:
+    return AsynchronousBuilder(pair(), decoded(), pseudo_loss, max_length)
 
 
 def built(builder: Builder, rows: list[int], size: int = 0, width: int = 8) -> Batch:
@@ -138,6 +143,32 @@ def test_gold_and_decoded_text_both_as_targets() -> None:
     assert not any(row == 3 and d == 0 for row, d, _ in losses(built(both, [2, 0])))  # that one is empty
 
 
+def test_two_passes_read_all_that_was_decoded() -> None:
+    """l2r gold with a loss, r2l decoded without, r2l gold with a loss; as wide as the longest of them."""
+    batch = built(asynchronous(), [2, 0])
+    assert batch.inputs.tolist() == [
+        [[TAG_L2R, 16, PAD, PAD, PAD], [TAG_R2L, 9, 8, 7, 6], [TAG_R2L, 16, PAD, PAD, PAD]],
+        [[TAG_L2R, 11, 12, PAD, PAD], [TAG_R2L, 11, 12, PAD, PAD], [TAG_R2L, 12, 11, PAD, PAD]],
+    ]
+    gold = {(0, 0, i): (token, 1) for i, token in enumerate([16, END])}
+    gold |= {(0, 2, i): (token, 1) for i, token in enumerate([16, END])}
+    gold |= {(1, 0, i): (token, 1) for i, token in enumerate([11, 12, END])}
+    gold |= {(1, 2, i): (token, 1) for i, token in enumerate([12, 11, END])}
+    assert losses(batch) == gold
+    assert batch.loss_tokens == asynchronous().loss_tokens(np.array([2, 0])) == 10
+    learned = built(asynchronous(0.5), [2, 0])
+    pseudo = {(0, 1, i): (token, 0.5) for i, token in enumerate([9, 8, 7, 6, END])}
+    pseudo |= {(1, 1, i): (token, 0.5) for i, token in enumerate([11, 12, END])}
+    assert losses(learned) == gold | pseudo
+    assert learned.loss_tokens == asynchronous(0.5).loss_tokens(np.array([2, 0])) == 14
+
+
+def test_two_passes_read_a_decoded_text_up_to_the_longest_that_is_trained_on() -> None:
+    batch = built(asynchronous(0.5, max_length=3), [2])
+    assert batch.inputs.tolist() == [[[TAG_L2R, 16, PAD, PAD], [TAG_R2L, 9, 8, 7], [TAG_R2L, 16, PAD, PAD]]]
+    assert {d for _, d, _ in losses(batch)} == {0, 2}
+
+
 def test_rows_that_can_be_trained_on() -> None:
     """By default what was decoded; or a share, of which a part that is not read need not be decoded."""
     assert triples().rows.tolist() == [0, 2]
@@ -154,6 +185,7 @@ BUILDERS = {
     "triples": lambda: triples(),
     "pseudo": lambda: triples(0.5),
     "distilled": lambda: PairBuilder(pair(), (L2R,), None, decoded(), 0.5, 10),
+    "two passes": lambda: asynchronous(),
 }
 
 
@@ -183,7 +215,8 @@ def gradients(batch: Batch, interaction: bool) -> tuple[float, float, list[Tenso
     torch.manual_seed(0)
     options = {"encoder_layers": 1, "decoder_layers": 2, "width": 16, "heads": 2, "feed_forward": 32, "dropout": 0.0}
     config = ModelConfig.model_validate({**options, "direction": "both", "interaction": interaction})
-    objective = Objective(Transformer(config, 20, 20).double(), smoothing=0.1)
+    family = AsynchronousTransformer if batch.inputs.size(1) == 3 else Transformer
+    objective = Objective(family(config, 20, 20).double(), smoothing=0.1)
     loss, likelihood = objective(batch)
     loss.backward()
     return loss.item(), likelihood.item(), [p.grad for p in objective.parameters() if p.grad is not None]
@@ -198,7 +231,7 @@ def assert_same(found: tuple, expected: tuple) -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_filled_up_batches_have_the_same_loss_and_gradients(name: str) -> None:
-    interaction = name in ("triples", "pseudo")
+    interaction = name in ("triples", "pseudo", "two passes")
     exact, filled = (built(BUILDERS[name](), [0, 2], size) for size in (0, 5))
     assert filled.loss_tokens == exact.loss_tokens
     assert_same(gradients(filled, interaction), gradients(exact, interaction))
@@ -207,7 +240,7 @@ def test_filled_up_batches_have_the_same_loss_and_gradients(name: str) -> None:
 @pytest.mark.parametrize("size", [0, 5])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_halves_add_up_to_the_whole(name: str, size: int) -> None:
-    interaction = name in ("triples", "pseudo")
+    interaction = name in ("triples", "pseudo", "two passes")
     batch = built(BUILDERS[name](), [2, 0], size)
     halves = batch.halves()
     assert [len(half.source) for half in halves] == [len(batch.source) // 2, -(-len(batch.source) // 2)]

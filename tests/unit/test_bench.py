@@ -1,6 +1,7 @@
 """The benchmark: complete rows, a readable table, and no comparison of unlike work. Speed itself is not tested."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from bothways import bench
 from bothways.bench import Contender, Row, run, table
 from bothways.errors import ConfigError
+from bothways.tokens import R2L
 
 ROW = Row("bothways", "transformer-l2r", "tiny", "cpu", "float32", 16, 4, 1234.5, 0.031)
 
@@ -23,6 +25,27 @@ def test_our_rows_are_complete(precision: str) -> None:
         assert (row.peer, row.shape, row.device, row.dtype, row.beam) == ("bothways", "tiny", "cpu", precision, 4)
         assert row.sentences_per_second > 0
         assert row.spread == 0  # one repeat
+
+
+def test_any_of_our_systems_can_be_named() -> None:
+    """Of two passes, both write their 30 tokens, however large the model; the first named is the base of the ratios."""
+    names = ["abd-transformer", "transformer-r2l"]
+    rows = run("tiny", "cpu", [2], [], "float32", 1, silent, names)
+    assert [row.system for row in rows] == names
+    assert table(rows).splitlines()[1].split()[-1] == "1.00"
+    ours = bench._ours("abd-transformer", "tiny", torch.device("cpu"), torch.float32)
+    said: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        real = bench.first_pass
+
+        def watched(*arguments: Any) -> Any:
+            memory, found = real(*arguments)
+            said.extend(len(one.best[R2L].tokens) for one in found)
+            return memory, found
+
+        patched.setattr(bench, "first_pass", watched)
+        assert ours.decode(bench._sources(3)) == [30] * 3
+    assert said == [29] * 3  # and one more, which stands where an end mark would have to
 
 
 def test_peers_stand_beside_ours() -> None:
@@ -54,6 +77,8 @@ def test_sources_have_25_tokens_on_average(batch: int) -> None:
         ({"precision": "int4"}, "precision: must be one of float32, bfloat16, got 'int4'"),
         ({"peers": ["fairseq9"]}, "against: must be any of .*transformers.*, got 'fairseq9'"),
         ({"batches": [16, 0]}, r"batch and repeats: must be at least 1, got \[16, 0\] and 1"),
+        ({"systems": []}, "system: must be any of transformer-l2r, .*, got ''"),
+        ({"systems": ["birt"]}, "system: must be any of transformer-l2r, .*, got 'birt'"),
         ({"device": "abacus"}, "device: must be cpu, or cuda on a machine with a GPU, got 'abacus'"),
     ],
 )

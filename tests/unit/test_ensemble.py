@@ -77,7 +77,7 @@ def test_it_is_the_mean_of_the_members_log_probabilities() -> None:
 @pytest.fixture
 def members(prepared: Prepared, tmp_path: Path) -> dict[str, Path]:
     """Random runs of every kind, with one vocabulary."""
-    seeds = {"transformer-l2r": 2, "transformer-r2l": 1, "no-interaction": 2, "bift": 3}
+    seeds = {"transformer-l2r": 2, "transformer-r2l": 1, "no-interaction": 2, "bift": 3, "abd-transformer": 4}
     return {system: random_run(prepared, tmp_path / system, system, seed, ENDING) for system, seed in seeds.items()}
 
 
@@ -90,7 +90,7 @@ def of_runs(prepared: Prepared, folder: Path, system: str, *runs: Path, **search
 
 def forced(run: Path, source: str, text: str, direction: Direction) -> tuple[float, int]:
     """Log-probability and number of tokens that a run gives a text."""
-    (one,) = Translator.open(run, device="cpu").score([source], [text], direction)
+    (one,) = Translator.open(run, device="cpu", beam=4, max_length=9).score([source], [text], direction)
     return sum(one.token_scores), len(one.token_scores)
 
 
@@ -121,8 +121,8 @@ def test_rerank_is_the_union_ordered_by_forced_scores(
 
 
 def test_rerank_takes_runs_of_any_kind(prepared: Prepared, tmp_path: Path, members: dict[str, Path]) -> None:
-    """Three runs weigh alike, the two directions of one share its weight; batches change nothing; futures are read."""
-    runs = [members["transformer-l2r"], members["bift"], members["no-interaction"]]
+    """Runs weigh alike, the two directions of one share its weight; batches change nothing; futures are read."""
+    runs = [members[name] for name in ("transformer-l2r", "bift", "no-interaction", "abd-transformer")]
     run = of_runs(prepared, tmp_path / "rerank", "rerank", *runs)
     options: dict[str, Any] = {"nbest": 4, "device": "cpu"}
     found = load(str(run), **options).translate(SOURCES)
@@ -132,8 +132,9 @@ def test_rerank_takes_runs_of_any_kind(prepared: Prepared, tmp_path: Path, membe
         assert [h.score for h in one.hypotheses] == pytest.approx([h.score for h in other.hypotheses], abs=CLOSE)
         for h in one.hypotheses:
             a, n = forced(runs[0], source, h.text, L2R)
-            b, c = ([forced(path, source, h.text, d)[0] for d in (L2R, R2L)] for path in runs[1:])
-            total = (a + sum(b) / 2 + sum(c) / 2) / 3
+            b, c = ([forced(path, source, h.text, d)[0] for d in (L2R, R2L)] for path in runs[1:3])
+            d, _ = forced(runs[3], source, h.text, L2R)
+            total = (a + sum(b) / 2 + sum(c) / 2 + d) / 4
             assert h.score == pytest.approx(total / float(length_norm(n, 0.6)), abs=CLOSE)
     decoded = load(str(run), **options, rerank_future="decoded").translate(SOURCES)
     assert [one.score for one in decoded] != pytest.approx([one.score for one in found], abs=1e-4)
@@ -236,7 +237,7 @@ def test_rerank_has_twice_the_transformers_parameters_at_big() -> None:
 
 
 def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, members: dict[str, Path]) -> None:
-    l2r, r2l, bift = (members[name] for name in ("transformer-l2r", "transformer-r2l", "bift"))
+    l2r, r2l, bift, abd = (members[name] for name in ("transformer-l2r", "transformer-r2l", "bift", "abd-transformer"))
     other = make_prepared(tmp_path / "other", seed=5, train=4)
     strange = random_run(other, tmp_path / "strange", "transformer-l2r")
     panel = of_runs(prepared, tmp_path / "panel", "rerank", l2r, r2l)
@@ -247,6 +248,11 @@ def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, me
             f"runs: an ensemble's must have the same directions, but {l2r} has l2r and {r2l} r2l; ",
         ),
         ("ensemble", [l2r, bift], f"but {l2r} has l2r and {bift} l2r and r2l; system rerank takes both"),
+        (
+            "ensemble",
+            [l2r, abd],
+            f"runs: {abd} decodes in two passes (abd-transformer) and cannot be part of an ensemble",
+        ),
         ("rerank", [l2r, strange], f"runs: {strange} has another vocabulary than {l2r}; they must share it"),
         ("rerank", [strange, strange], f"runs: {strange} has another vocabulary than {prepared.folder}, the `data:`"),
         ("rerank", [panel, l2r], f"runs: {panel} is a rerank run; name the runs that it consists of"),

@@ -48,13 +48,17 @@ def assert_says(found: tuple[int, str, str], message: str, status: int = 2) -> N
 
 @pytest.fixture(scope="module")
 def runs(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three systems, each trained for two updates."""
+    """A run of four systems, each trained for two updates."""
     folder = tmp_path_factory.mktemp("runs")
     short = {"updates": 2, "save_every": 1}
-    for system in ("transformer-l2r", "transformer-r2l", "bift"):
+    strategies = {
+        "bift": {"name": "fine-tuning", "share": 0.1, "updates": 2},
+        "abd-transformer": {"name": "asynchronous", "r2l": str(folder / "transformer-r2l")},
+    }
+    for system in ("transformer-l2r", "transformer-r2l", "bift", "abd-transformer"):
         config = tiny(prepared.folder, system, train=short)
-        if system == "bift":
-            config["strategy"] = {"name": "fine-tuning", "share": 0.1, "updates": 2}
+        if system in strategies:
+            config["strategy"] = strategies[system]
         train(config, folder / system, device="cpu", quiet=True)
         write_config(folder / f"{system}.yaml", config)
     return folder
@@ -178,8 +182,31 @@ def test_prepare_on_a_full_disk(say: Say, tmp_path: Path, monkeypatch: pytest.Mo
             "...search.beam: must be even when both directions decode (each takes half), got 3",
         ),
         (["--system=bift"], "decoded: is required to train with interaction, since gold text as the future would ..."),
-        (["--strategy.name=fine-tuning"], "strategy: is for systems with interaction (bift), but system is ..."),
-        (["--strategy.name=two"], "{config}: strategy.name: must be 'two-pass', 'fine-tuning' or 'online', got 'two'"),
+        (["--system=abd-transformer"], "decoded: is required...; set `strategy: {{name: asynchronous}}`, which ..."),
+        (
+            ["--strategy.name=fine-tuning"],
+            "strategy: is for systems with interaction (bift, abd-transformer), but system is transformer-l2r",
+        ),
+        (
+            ["--strategy.name=two"],
+            "{config}: strategy.name: must be 'two-pass', 'fine-tuning', 'online' or 'asynchronous', got 'two'",
+        ),
+        (
+            ["--system=bift", "--strategy.name=asynchronous"],
+            "strategy.name: must be two-pass or fine-tuning or online for system bift, got 'asynchronous'",
+        ),
+        (
+            ["--system=abd-transformer", "--strategy.name=two-pass"],
+            "strategy.name: must be asynchronous for system abd-transformer, got 'two-pass'",
+        ),
+        (
+            ["--system=abd-transformer", "--search.direction=both"],
+            "search.direction: system abd-transformer decodes l2r only, got 'both'",
+        ),
+        (
+            ["--strategy.name=asynchronous", "--strategy.l2r=run/"],
+            "{config}: strategy.l2r: does not belong to asynchronous, got 'run/'",
+        ),
         (
             ["--strategy.name=online", "--strategy.folds=2"],
             "{config}: strategy.folds: does not belong to online, got 2",
@@ -468,6 +495,42 @@ def test_decode_with_both_directions(say: Say, runs: Path, tmp_path: Path) -> No
         say("decode", runs / "transformer-r2l", "--direction", "l2r"),
         f"search.direction: {runs / 'transformer-r2l'} is a transformer-r2l run and decodes r2l only, got 'l2r'",
     )
+
+
+def test_two_passes_decode_l2r_and_start_from_r2l(say: Say, prepared: Prepared, runs: Path, tmp_path: Path) -> None:
+    run, one = runs / "abd-transformer", write_lines(tmp_path / "one", ["a"])
+    for options, message in (
+        (["--direction", "both"], f"search.direction: {run} is a abd-transformer run and decodes l2r only, got 'both'"),
+        (["--direction", "r2l"], f"search.direction: {run} is a abd-transformer run and decodes l2r only, got 'r2l'"),
+        (["--suffix", one], "a suffix needs r2l decoding, but search.direction is l2r"),
+    ):  # fmt: skip
+        assert_says(say("decode", run, "--quiet", *options), message)
+    l2r = str(runs / "transformer-l2r")
+    strategy = {"name": "asynchronous", "r2l": str(runs / "transformer-r2l"), "from": l2r}
+    settings = tiny(prepared.folder, "abd-transformer", train={"updates": 1}, strategy=strategy)
+    config = write_config(tmp_path / "config.yaml", settings)
+    assert_says(
+        say("train", config, "--output", tmp_path / "run", "--device", "cpu", "--quiet"),
+        f"train.start_from: must be an r2l run, or one with two passes, for its first pass; {l2r} is a transformer-l2r "
+        "run",
+    )
+
+
+def test_two_passes_in_every_form(say: Say, runs: Path, tmp_path: Path) -> None:
+    """n-best, forced beginnings, traces and forced scores through the command line."""
+    run, one = runs / "abd-transformer", write_lines(tmp_path / "one", ["h"])
+    decode = ("decode", run, "--quiet", "--device", "cpu", "--format", "jsonl")
+    code, out, err = say(*decode, "--beam", 12, "--nbest", 2, "--trace")
+    found = json.loads(out)
+    assert (code, err) == (0, "") and len(found["hypotheses"]) == 2
+    assert {h["direction"] for h in found["hypotheses"]} == {"l2r"}
+    assert all(len(step["tokens"]) == 1 for step in found["trace"]["steps"])  # of the second pass
+    (begun,) = json.loads(say(*decode, "--prefix", one)[1])["hypotheses"]
+    assert begun["tokens"][0] == "h"
+    (scores,) = {say(*decode, "--score", one, *future)[1].partition('"hypotheses"')[2] for future in
+                 ((), ("--future", "decoded"))}  # fmt: skip
+    other = say(*decode, "--score", one, "--future", write_lines(tmp_path / "other", ["a b c d"]))[1]
+    assert scores != other.partition('"hypotheses"')[2]
 
 
 def test_an_input_that_is_missing_leaves_the_output_alone(say: Say, runs: Path, tmp_path: Path) -> None:

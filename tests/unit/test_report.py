@@ -431,6 +431,23 @@ def test_runs_are_decoded_once(
     assert "l2r: decoding dev" in say(*call)[2]
 
 
+def test_two_passes_are_reported_side_by_side(runs: Path, prepared: Prepared, tmp_path: Path, say: Say) -> None:
+    """Size and speed of both passes, and what each of them said."""
+    strategy = {"name": "asynchronous", "updates": 2}
+    config = tiny(prepared.folder, "abd-transformer", train={"updates": 2}, strategy=strategy)
+    run = train(config, tmp_path / "abd", device="cpu", quiet=True)
+    code, out, err = say(runs / "l2r", run.folder, "--test", "dev", "--device", "cpu", "--json", tmp_path / "r.json")
+    assert code == 0 and "abd" in out, err
+    single, ours = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["systems"]
+    assert ours["parameters"] == run.model().parameter_count() > 1.4 * single["parameters"]
+    assert ours["sentences_per_second"] > 0 and ours["updates_per_second"] > 0
+    rows = [json.loads(line) for line in cached(run.folder)[0].read_text(encoding="utf-8").splitlines()[1:]]
+    found = Translator.open(run.folder).translate(prepared.valid["dev"].source_lines())
+    assert {row["direction"] for row in rows} == {"l2r"}
+    for pass_ in ("l2r", "r2l"):
+        assert [row["best"][pass_]["text"] for row in rows] == [one.best[pass_].text for one in found]
+
+
 def test_runs_on_other_data_decode_the_same_text(runs: Path, prepared: Prepared, say: Say) -> None:
     both_runs = (runs / "both", runs / "other", "--device", "cpu")
     code, _, err = say(*both_runs, "--test", "dev")
