@@ -13,11 +13,13 @@ from bothways.config import TrainConfig, parse
 from bothways.data.batch import PairBuilder
 from bothways.data.corpus import Prepared
 from bothways.data.sampler import Sampler
-from bothways.experiment import builder_of
+from bothways.experiment import builder_of, validation_of
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import build, resolve
-from bothways.tokens import DIRECTIONS, END, FIRST_PREDICTED, turn
+from bothways.run import Run
+from bothways.tokens import DIRECTIONS, END, FIRST_PREDICTED, L2R, PAD, R2L, turn
 from bothways.train.loop import Trainer, learning_rate
+from bothways.translator import Translator
 
 UPDATES, SMOOTHING = 7, 0.1
 
@@ -86,3 +88,36 @@ def test_pairs_are_never_built_for_a_model_that_reads_the_other_side(prepared: P
     config = resolve(parse(tiny(prepared.folder, "bift")))
     with pytest.raises(AssertionError, match="gold text on both sides"):
         builder_of(config, prepared)
+
+
+def test_the_validation_loss_of_each_direction_is_under_the_others_decoded_text(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    """As search will see it. Under gold text it is another number, and under none yet another."""
+    settings = resolve(parse(tiny(prepared.folder, "bift", model={"future_weight": 1.0, "dropout": 0.0})))
+    run = Run.create(tmp_path, settings, prepared)
+    model = run.fresh_model().eval()
+    with torch.no_grad():
+        model.output_weight.mul_(3)
+    valid, validate = next(iter(prepared.valid.values())), validation_of(run, prepared)
+    search = settings.search.model_copy(update={"greedy": True})
+    decoded = Translator(run, model, search).translate(valid.source_lines())
+    totals, count = {"decoded": 0.0, "gold": 0.0, "none": 0.0}, 0
+    for i, found in enumerate(decoded):
+        source, gold = torch.tensor([[*valid.pair.source[i].tolist(), END]]), valid.pair.target[i].tolist()
+        for way, other in ((L2R, R2L), (R2L, L2R)):
+            futures = {"decoded": run.target_vocabulary.encode(found.best[other.label].text), "gold": gold, "none": []}
+            own = turn(gold, way)
+            labels, count = [*own, END], count + len(own) + 1
+            for name, text in futures.items():
+                streams = {way: [way.tag, *own]}
+                if name != "none":
+                    streams[other] = [other.tag, *turn(text, other), *[PAD] * len(own)][: len(labels)]
+                with torch.no_grad():
+                    log_probs = model(source, torch.tensor([[streams[d] for d in sorted(streams)]]))
+                log_probs = log_probs[0, sorted(streams).index(way)]
+                totals[name] -= float(log_probs[range(len(labels)), labels].sum())
+    assert validate is not None
+    loss = validate(model)["loss"]
+    assert loss == pytest.approx(totals["decoded"] / count, abs=1e-5)
+    assert min(abs(loss - totals[name] / count) for name in ("gold", "none")) > 1e-3
