@@ -60,6 +60,11 @@ def test_self_reranking_is_a_weighted_sum_of_forced_scores(
             )
             assert one.token_scores == pytest.approx(first[one.text].token_scores, abs=CLOSE)
         assert after.best[after.direction] == after.hypotheses[0]
+        for direction in ("l2r", "r2l"):  # the best text that it has found, whoever else has
+            mine = [text for text in order if text in {h.text for h in before.hypotheses if h.direction == direction}]
+            if mine:
+                assert after.best[direction].text == mine[0] and after.best[direction].direction == direction
+                assert after.best[direction].score == pytest.approx(expected[mine[0]], abs=CLOSE)
         assert set(after.best) == {"l2r", "r2l"}
         reordered += order != list(expected)
     assert reordered or translator.config.greedy  # else this test would not notice if nothing were rescored
