@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bothways.config import PRESETS, ModelConfig, SearchConfig, parse
+from bothways.config import PRESETS, Config, ModelConfig, SearchConfig, parse
 from bothways.errors import ConfigError
-from bothways.models.interface import Seq2Seq, TwoPass
+from bothways.models.ensemble import Panel
+from bothways.models.interface import Memory, Seq2Seq, State, TwoPass
 from bothways.models.table import SYSTEMS, build, resolve
 from bothways.rescoring import padded
 from bothways.search.beam import Plan, search
-from bothways.tokens import DIRECTIONS, END, PAD, SPECIAL_TOKENS
+from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, SPECIAL_TOKENS
+from bothways.translator import decode as decode_texts
 from bothways.translator import first_pass
 
 VOCABULARY = 32_000
@@ -159,7 +161,9 @@ def _must_have_one_size(contenders: Sequence[Contender]) -> None:
 
 
 def _ours(system: str, shape: str, device: torch.device, dtype: torch.dtype) -> Contender:
-    config = resolve(parse({"system": system, "data": "random", "model": {"preset": shape}}))
+    if system == "rerank":
+        return _rerank(shape, device, dtype)
+    config = _config(system, shape)
     model = build(config, VOCABULARY, VOCABULARY).to(device, dtype).eval()
     directions = DIRECTIONS[config.search.direction or "both"]
     # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
@@ -193,8 +197,50 @@ def _never_ends(model: Seq2Seq) -> None:
     model.log_probs = without_end  # type: ignore[method-assign]
 
 
+def _rerank(shape: str, device: torch.device, dtype: torch.dtype) -> Contender:
+    """Two models search, and both judge what they have found: complete hypotheses, which end at the last step."""
+    systems = ("transformer-l2r", "transformer-r2l")
+    models = [build(_config(system, shape), VOCABULARY, VOCABULARY).to(device, dtype).eval() for system in systems]
+    for model in models:
+        _ends_with(TOKENS_OUT, model)
+    panel = Panel(models, [(L2R,), (R2L,)])
+
+    def decode(sources: Tensor) -> list[int]:
+        texts = [[token for token in row if token not in (PAD, END)] for row in sources.tolist()]
+        settings = SearchConfig(beam=BEAM, max_length=TOKENS_OUT - 1, batch_sentences=len(texts))
+        found = dict(decode_texts(panel, texts, (L2R, R2L), settings, device))
+        return [len(found[i].hypotheses[0].tokens) + 1 for i in range(len(texts))]  # with the end mark
+
+    return Contender("bothways", "rerank", panel.parameter_count(), decode)
+
+
+def _ends_with(step: int, model: Seq2Seq) -> None:
+    """Every hypothesis ends at this step, and none before it."""
+    taken, begin, go_on = 0, model.start, model.step
+
+    def start(memory: Memory, directions: int, hypotheses: int) -> State:
+        nonlocal taken
+        taken = 0
+        return begin(memory, directions, hypotheses)
+
+    def count_step(
+        tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        nonlocal taken
+        taken += 1
+        log_probs, state = go_on(tokens, state, partners, weights)
+        end = torch.arange(log_probs.size(-1), device=log_probs.device) == END
+        return log_probs.masked_fill_(end if taken < step else ~end, -torch.inf), state
+
+    model.start, model.step = start, count_step  # type: ignore[method-assign]
+
+
 def _model_config(system: str, shape: str) -> ModelConfig:
-    return resolve(parse({"system": system, "data": "random", "model": {"preset": shape}})).model
+    return _config(system, shape).model
+
+
+def _config(system: str, shape: str) -> Config:
+    return resolve(parse({"system": system, "data": "random", "model": {"preset": shape}}))
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

@@ -109,19 +109,30 @@ class Jury:
 
 
 def rescored(jury: Jury, found: Sequence[Sequence[Found]]) -> list[Found]:
-    """Searches' results, found[model][sentence], joined and put in a new order; at most `search.nbest` of each.
-
-    The best of a direction is the first that it found; a direction of which no candidate is left keeps its best.
-    """
+    """Searches' results, found[model][sentence], joined and put in a new order; at most `search.nbest` of each."""
     candidates = [union([one.hypotheses for one in sentence]) for sentence in zip(*found, strict=True)]
     results = []
     for b, judged in enumerate(jury.log_probs(candidates, found)):
         ranked = rerank(candidates[b], judged, jury.weights, jury.config.length_penalty)
-        best: dict[Direction, Hypothesis] = {}
-        for hypothesis in [*ranked, *(h for one in found for h in one[b].best.values())]:
-            best.setdefault(hypothesis.direction, hypothesis)
+        best = best_of_each(ranked, [one[b] for one in found])
         results.append(replace(found[0][b], hypotheses=ranked[: jury.config.nbest], best=best))
     return results
+
+
+def best_of_each(ranked: Sequence[Hypothesis], found: Sequence[Found]) -> dict[Direction, Hypothesis]:
+    """The first text of the new order that a direction has found, maybe not it alone; else the best of its search."""
+    own: dict[tuple[Direction, tuple[int, ...]], Hypothesis] = {}
+    for hypothesis in [h for one in found for h in one.hypotheses]:
+        own.setdefault((hypothesis.direction, tuple(hypothesis.reading_order)), hypothesis)
+    best: dict[Direction, Hypothesis] = {}
+    for hypothesis in ranked:
+        for direction in (L2R, R2L):
+            mine = own.get((direction, tuple(hypothesis.reading_order)))
+            if mine is not None:
+                best.setdefault(direction, replace(mine, score=hypothesis.score))
+    for direction, hypothesis in [pair for one in found for pair in one.best.items()]:
+        best.setdefault(direction, hypothesis)
+    return best
 
 
 def padded(rows: Sequence[Sequence[int]], width: int = 0) -> Tensor:

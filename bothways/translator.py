@@ -235,9 +235,11 @@ class Translator:
         The score is the weighted sum that rescoring gives a hypothesis of a search. Nothing is known of who found
         them: they have no direction and no scores of tokens.
         """
-        encode_texts = self.run.target_vocabulary.encode_batch
-        texts = [dict(zip(map(tuple, encode_texts(list(some))), some, strict=True)) for some in candidates]
-        given = [[Hypothesis(list(ids), [], 0.0, L2R, False) for ids in some] for some in texts]
+        texts: list[dict[tuple[int, ...], str]] = [{} for _ in candidates]
+        for told, some in zip(texts, candidates, strict=True):
+            for ids, text in zip(self.run.target_vocabulary.encode_batch(list(some)), some, strict=True):
+                told.setdefault(tuple(ids), text)
+        given = [[Hypothesis(list(ids), [], 0.0, L2R, False) for ids in told] for told in texts]
         source_ids, panel = self.encoded(sources), self.panel
         searches = self.config.rerank_future == "decoded"
         if searches:

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from corpus import SOURCES, translator_of
+from torch import Tensor
 
 from bothways.data.corpus import Prepared
 from bothways.errors import BothwaysError
+from bothways.models.interface import Memory
 from bothways.search.hypothesis import length_norm
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 from bothways.translator import Translator, decode, decoded_futures
@@ -182,3 +184,25 @@ def test_one_text_alone_is_not_a_list(prepared: Prepared, tmp_path: Path) -> Non
     translator = translator_of(prepared, tmp_path / "run", "transformer-l2r")
     with pytest.raises(BothwaysError, match="translate takes a list of texts, got the text 'a b'; put it in brackets"):
         translator.translate("a b")
+
+
+def test_when_memory_runs_out_a_batch_is_halved(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Down to one sentence, with the same results; a sentence that does not fit alone is said."""
+    translator = translator_of(prepared, tmp_path / "run", "bift", rerank="self")
+    expected = [one.text for one in translator.translate(SOURCES)]
+    encode, most, sizes = translator.model.encode, 1, []  # type: ignore[union-attr]
+
+    def refuse(source: Tensor) -> Memory:
+        sizes.append(len(source))
+        if len(source) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return encode(source)
+
+    monkeypatch.setattr(translator.model, "encode", refuse)
+    assert [one.text for one in translator.translate(SOURCES)] == expected
+    assert sizes == [6, 3, 1, 2, 1, 1, 3, 1, 2, 1, 1]
+    most = 0
+    with pytest.raises(BothwaysError, match=r"out of memory with one sentence of 7 tokens; lower search\.beam"):
+        translator.translate(SOURCES)

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 from corpus import SOURCES, command, translator_of, write_lines
+from torch import Tensor
 
+from bothways import rescoring
 from bothways.data.corpus import Prepared
 from bothways.errors import BothwaysError
+from bothways.models.interface import Memory
 from bothways.search.hypothesis import length_norm
-from bothways.tokens import L2R, R2L
+from bothways.tokens import L2R, R2L, Direction
 from bothways.translator import Translation, Translator
 
 CLOSE = 1e-5
 ENDING = 0.35
+RESCORED: dict[str, Any] = {"beam": 6, "nbest": 6, "max_length": 12, "rerank": "self"}
 BOTH = ["no-interaction", "bift"]
 
 
@@ -60,6 +64,11 @@ def test_self_reranking_is_a_weighted_sum_of_forced_scores(
             )
             assert one.token_scores == pytest.approx(first[one.text].token_scores, abs=CLOSE)
         assert after.best[after.direction] == after.hypotheses[0]
+        for direction in ("l2r", "r2l"):  # the best text that it has found, whoever else has
+            mine = [text for text in order if text in {h.text for h in before.hypotheses if h.direction == direction}]
+            if mine:
+                assert after.best[direction].text == mine[0] and after.best[direction].direction == direction
+                assert after.best[direction].score == pytest.approx(expected[mine[0]], abs=CLOSE)
         assert set(after.best) == {"l2r", "r2l"}
         reordered += order != list(expected)
     assert reordered or translator.config.greedy  # else this test would not notice if nothing were rescored
@@ -120,3 +129,35 @@ def test_the_command_line_rescores(prepared: Prepared, tmp_path: Path) -> None:
     found = command("decode", tmp_path / "run", "--input", sources, "--device", "cpu", "--quiet", *words)
     lines = [f"{i} ||| {h.text} ||| {h.score:.6f}" for i, one in enumerate(expected) for h in one.hypotheses]
     assert found.stderr == "" and found.stdout.splitlines() == lines
+
+
+def test_nothing_is_computed_twice(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source is encoded once for search and rescoring; what a search without futures has said is not asked again."""
+    translator = translator_of(prepared, tmp_path / "run", "no-interaction", 3, ENDING, beam=6, nbest=6, max_length=12)
+    plain = translator.translate(SOURCES)
+    judging = translator_of(prepared, tmp_path / "run", "no-interaction", 3, ENDING, **RESCORED)
+    encoded: list[int] = []
+    forced: list[tuple[Direction, int]] = []
+    encode, force_rows = judging.model.encode, rescoring.force_rows  # type: ignore[union-attr]
+
+    def count_encoded(source: Tensor) -> Memory:
+        encoded.append(len(source))
+        return encode(source)
+
+    def count_forced(*arguments: Any) -> list[list[list[float]]]:
+        forced.append((arguments[3], sum(map(len, arguments[2]))))
+        return force_rows(*arguments)
+
+    monkeypatch.setattr(judging.model, "encode", count_encoded)
+    monkeypatch.setattr(rescoring, "force_rows", count_forced)
+    judging.translate(SOURCES)
+    assert encoded == [len(SOURCES)]
+    expected = {
+        d: sum(
+            len({h.text for h in one.hypotheses}) - len({h.text for h in one.hypotheses if h.direction == d.label})
+            for one in plain
+            if not one.hypotheses[0].cut_off
+        )
+        for d in (L2R, R2L)
+    }
+    assert dict(forced) == expected and 0 < sum(expected.values()) < 2 * sum(len(one.hypotheses) for one in plain)

@@ -48,6 +48,14 @@ def test_any_of_our_systems_can_be_named() -> None:
     assert said == [29] * 3  # and one more, which stands where an end mark would have to
 
 
+def test_rerank_does_the_same_work_twice_and_rescores() -> None:
+    """Two models, 30 tokens out of each, the end mark among them; each judges what only the other has found."""
+    place, sources = torch.device("cpu"), bench._sources(2)
+    one, two = (bench._ours(system, "tiny", place, torch.float32) for system in ("transformer-l2r", "rerank"))
+    assert two.parameters == 2 * one.parameters
+    assert two.decode(sources) == one.decode(sources) == [30, 30]
+
+
 def test_peers_stand_beside_ours() -> None:
     pytest.importorskip("transformers")
     said: list[str] = []

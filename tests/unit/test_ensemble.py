@@ -23,6 +23,7 @@ from bothways.run import Run
 from bothways.search.hypothesis import length_norm
 from bothways.tokens import L2R, R2L, Direction
 from bothways.translator import Translator
+from bothways.tuning import best_texts
 
 CLOSE = 1e-5
 ENDING = 0.3
@@ -138,6 +139,24 @@ def test_rerank_takes_runs_of_any_kind(prepared: Prepared, tmp_path: Path, membe
             assert h.score == pytest.approx(total / float(length_norm(n, 0.6)), abs=CLOSE)
     decoded = load(str(run), **options, rerank_future="decoded").translate(SOURCES)
     assert [one.score for one in decoded] != pytest.approx([one.score for one in found], abs=1e-4)
+
+
+@pytest.mark.parametrize("future", ["none", "decoded"])
+def test_tuning_knows_what_a_rerank_run_finds(
+    prepared: Prepared, tmp_path: Path, members: dict[str, Path], future: str
+) -> None:
+    run = of_runs(prepared, tmp_path / "rerank", "rerank", members["transformer-l2r"], members["bift"])
+    translator = load(str(run), device="cpu", rerank_future=future)
+    penalties, weights = [0.0, 0.6, 1.3], [0.0, 0.5, 0.9]
+    found, different = best_texts(translator, SOURCES, penalties, weights), set()
+    for penalty in penalties:
+        for weight in weights:
+            options = {"length_penalty": penalty, "rerank_weight": weight, "rerank_future": future}
+            texts = [one.text for one in load(str(run), device="cpu", **options).translate(SOURCES)]
+            decode = translator.run.target_vocabulary.decode
+            assert [decode(list(one[penalty, weight])) for one in found] == texts
+            different.add(tuple(texts))
+    assert len(different) > 3
 
 
 def test_given_candidates_are_rescored(prepared: Prepared, tmp_path: Path, members: dict[str, Path]) -> None:

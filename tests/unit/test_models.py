@@ -9,8 +9,9 @@ from toy import FAMILIES, Family, decode, difference, pad, same_weights, setting
 from bothways.config import parse
 from bothways.errors import ConfigError
 from bothways.models.interface import Seq2Seq
-from bothways.models.table import SYSTEMS, build, resolve
+from bothways.models.table import SYSTEMS, build, one_direction, resolve
 from bothways.tokens import FIRST_PREDICTED, PAD, TAG_L2R, TAG_R2L
+from bothways.train.strategy import without_interaction
 
 FORMS = [(family, meeting) for family in FAMILIES.values() for meeting in family.meetings]
 forms = pytest.mark.parametrize("family, meeting", FORMS, ids=lambda x: x.both if isinstance(x, Family) else str(x))
@@ -285,3 +286,15 @@ def test_log_probs_are_the_same_with_and_without_gradients() -> None:
     assert (expected[..., :FIRST_PREDICTED] == -torch.inf).all()
     with torch.inference_mode():
         torch.testing.assert_close(model.log_probs(hidden), expected.detach(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("search", [{"rerank": "self"}, {"rerank": "self", "rerank_future": "decoded"}])
+def test_stages_rescore_as_they_can(search: dict[str, Any]) -> None:
+    """What a recipe asks of its last run is not asked of one direction, nor of a run that reads no future."""
+    config = resolve(parse({"system": "bift", "data": "-", "search": search, "strategy": {"name": "two-pass"}}))
+    assert config.search.rerank == "self"
+    for direction in ("l2r", "r2l"):
+        stage = one_direction(config, direction)
+        assert (stage.search.direction, stage.search.rerank, stage.search.rerank_future) == (direction, "none", "none")
+    first = without_interaction(config)
+    assert (first.search.rerank, first.search.rerank_future) == ("self", "none")
