@@ -89,7 +89,7 @@ def _begin_recipe(config: Config, output: Path) -> None:
 
 def _must_be_trainable(config: Config, prepared: Prepared) -> None:
     if config.strategy is not None and not config.model.interaction:
-        raise ConfigError(f"strategy: is for systems with interaction (bift), but system is {config.system}")
+        raise ConfigError(f"strategy: is for systems with interaction (bift, bi-rnmt), but system is {config.system}")
     if config.strategy is None and config.model.interaction and config.decoded is None:
         raise ConfigError(
             "decoded: is required to train with interaction, since gold text as the future would leak the words to be "

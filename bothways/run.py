@@ -123,6 +123,8 @@ def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabu
         raise VocabularyError(f"{run}: has another vocabulary than this run's data; prepare both with the same one")
     weights = Checkpoints(run, say=say).resolve("best").weights
     fresh = load_weights(model, weights, str(run), model.interaction_parameters())
+    if fresh:
+        model.begin_interaction()
     say(f"starting from {run}" + (f"; new here: {', '.join(fresh)}" if fresh else ""))
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from bothways.config import Config, ModelConfig, changed
 from bothways.errors import ConfigError
 from bothways.models.interface import Seq2Seq
+from bothways.models.rnn import RNN
 from bothways.models.transformer import Transformer
 
 
@@ -13,7 +14,7 @@ from bothways.models.transformer import Transformer
 class System:
     """A model class with its directions."""
 
-    model: type[Transformer]
+    model: type[Transformer] | type[RNN]
     direction: Literal["l2r", "r2l", "both"]
     interaction: bool
     meaning: str
@@ -26,6 +27,10 @@ SYSTEMS = {
         Transformer, "both", False, "one Transformer for both directions, which do not see each other"
     ),
     "bift": System(Transformer, "both", True, "one Transformer for both directions, each reading the other's words"),
+    "rnmt-l2r": System(RNN, "l2r", False, "LSTM with attention, left to right"),
+    "rnmt-r2l": System(RNN, "r2l", False, "LSTM with attention, right to left"),
+    "rnmt-no-interaction": System(RNN, "both", False, "one LSTM for both directions, which do not see each other"),
+    "bi-rnmt": System(RNN, "both", True, "one LSTM for both directions, each reading the other's states"),
 }
 
 
@@ -43,7 +48,8 @@ def resolve(config: Config) -> Config:
     if model.direction not in (None, system.direction):
         raise ConfigError(f"model.direction: system {config.system} is {system.direction}, got {model.direction!r}")
     if model.interaction and not system.interaction:
-        raise ConfigError(f"model.interaction: system {config.system} has none, got on; `bift` has")
+        able = next(name for name, s in SYSTEMS.items() if s.model is system.model and s.interaction)
+        raise ConfigError(f"model.interaction: system {config.system} has none, got on; `{able}` has")
     interaction = system.interaction if model.interaction is None else model.interaction
     direction = config.search.direction or system.direction
     if system.direction != "both" and direction != system.direction:

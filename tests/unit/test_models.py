@@ -112,8 +112,10 @@ def test_what_lies_ahead_is_not_seen(family: Family, meeting: dict[str, Any]) ->
                 changed = inputs.clone()
                 changed[0, d, j] = 4 + (inputs[0, d, j] - 3) % 5
                 moved = (model(source, changed)[..., FIRST_PREDICTED:] - before)[0].abs().amax(-1)  # [D, T]
-                assert moved[:, :j].max() < 1e-6
-                assert (moved[:, j:] > 1e-6).all()
+                reached = torch.tensor([j, j + family.lag(meeting)])[[d, 1 - d]]  # from where it is read, per direction
+                for stream, first in zip(moved, reached.tolist(), strict=True):
+                    assert (stream[:first] < 1e-6).all()
+                    assert (stream[first:] > 1e-6).all()
 
 
 @forms
@@ -255,9 +257,10 @@ def test_streams_differ_by_their_tag_only() -> None:
 @pytest.mark.parametrize(
     "system, options, message",
     [
-        ("birt", {}, r"system: must be one of transformer-l2r, .*bift, got 'birt'"),
+        ("birt", {}, r"system: must be one of transformer-l2r, .*bift, .*bi-rnmt, got 'birt'"),
         ("transformer-l2r", {"direction": "r2l"}, r"model\.direction: system transformer-l2r is l2r, got 'r2l'"),
-        ("no-interaction", {"interaction": True}, r"model\.interaction: system no-interaction has none, got on"),
+        ("no-interaction", {"interaction": True}, r"model\.interaction: system no-interaction .*, got on; `bift` has"),
+        ("rnmt-l2r", {"interaction": True}, r"model\.interaction: system rnmt-l2r has none, got on; `bi-rnmt` has"),
     ],
 )
 def test_a_system_that_cannot_be(system: str, options: dict[str, Any], message: str) -> None:
