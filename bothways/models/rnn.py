@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from bothways.config import ModelConfig
 from bothways.models.interface import Lattice, Memory, Seq2Seq, State
 from bothways.nn.attention import partner
-from bothways.nn.layers import AdditiveAttention, Cell, Linear, embeddings_of, initialize
+from bothways.nn.layers import AdditiveAttention, Cell, Embedding, Linear, embeddings_of, initialize
 from bothways.tokens import PAD
 
 FIRST_CAPACITY = 16  # steps that a state has room for at first; it doubles when full
@@ -146,7 +146,7 @@ class RNN(Seq2Seq):
         lengths = (source != PAD).sum(1)
         places = torch.arange(source.size(1), device=source.device).expand_as(source)
         turned = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)  # its own inverse
-        x = self._drop(self.source_embedding(source))
+        x = self._embed(self.source_embedding, source)
         l2r, r2l = self.encoder_l2r(x)[0], _ordered(self.encoder_r2l(_ordered(x, turned))[0], turned)
         last = [_ordered(l2r, lengths[:, None] - 1), r2l[:, :1]]
         x = self.encoder_norms[0](self._drop(torch.tanh(self.join(torch.cat([l2r, r2l], dim=-1)))))
@@ -163,7 +163,8 @@ class RNN(Seq2Seq):
         """See Seq2Seq: position i sees inputs 0..i of its own stream and, with interaction, states of its partner's."""
         assert isinstance(memory, RNNMemory)
         (R, D, T), B = inputs.shape, len(memory.encoded)
-        given = self._given(inputs.permute(2, 0, 1).reshape(T, B, -1))  # [T, B, rows of a source, 4E]
+        words = self._embed(self.target_embedding, inputs).permute(2, 0, 1, 3)
+        given = self._given(words.reshape(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
         carried, outputs = self._begin(memory, given.size(2)), []
         future = _FutureOfStreams(self, inputs) if self.interaction and D == 2 else None
         for step in given:
@@ -190,7 +191,8 @@ class RNN(Seq2Seq):
         newest = torch.where(tokens == PAD, -1, torch.arange(K, device=tokens.device))
         state = replace(state, ancestors=torch.cat([state.ancestors, newest[..., None]], dim=-1))
         future = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(2) else None
-        given, before = self._given(tokens.flatten(1)), Carried.of(state.carried.flatten(1, 2))
+        given = self._given(self._embed(self.target_embedding, tokens.flatten(1)))
+        before = Carried.of(state.carried.flatten(1, 2))
         carried = self._advance(given, before, state.memory, future)
         one = torch.where((tokens == PAD)[..., None, None], state.carried, carried.one().unflatten(1, (D, K)))
         history = state.history if future is None else future.history
@@ -206,7 +208,7 @@ class RNN(Seq2Seq):
         parents = torch.where(before.any(1), torch.where(before, positions, -1).argmax(1), D * N)  # D * N: none
         one = self._begin(memory, 1).one()[0].repeat(D * N + 1, 1, 1)
         tops, out = torch.zeros_like(one[:, 0]), torch.zeros_like(one[:, 0])
-        given = self._given(tokens)
+        given = self._given(self._embed(self.target_embedding, tokens))
         for position in positions.unique():
             (rows,) = (positions == position).nonzero(as_tuple=True)
             future = _FutureOfNodes(self, lattice, rows, tops) if self.interaction and D == 2 else None
@@ -231,17 +233,20 @@ class RNN(Seq2Seq):
         z = self._drop(torch.tanh(z)).to(before.z.dtype)
         return Carried(tuple(hs), tuple(cs), z)
 
-    def _given(self, tokens: Tensor) -> Tensor:
-        """What the first layer's gates take from the words themselves: [...] -> [..., 4E]."""
+    def _given(self, words: Tensor) -> Tensor:
+        """What the first layer's gates take from the words themselves: [..., E] -> [..., 4E]."""
         first = self.cells[0]
         assert isinstance(first, Cell)
-        return first.inputs(self._drop(self.target_embedding(tokens)))
+        return first.inputs(words)
 
     def _begin(self, memory: RNNMemory, streams: int) -> Carried:
         """What streams of every source begin with, [B, streams, E] each."""
         begin = memory.begin.to(self.output_weight.dtype)[:, :, None].expand(-1, -1, streams, -1)
         zero = torch.zeros_like(begin[:, 0])
         return Carried(begin.unbind(1), (zero,) * begin.size(1), zero)
+
+    def _embed(self, embedding: Embedding, tokens: Tensor) -> Tensor:
+        return self._drop(embedding(tokens))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout, self.training)
