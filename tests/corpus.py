@@ -50,17 +50,11 @@ def make_prepared(folder: Path, train: int = 120, valid: int = 6, seed: int = 0)
 
 def tiny(data: Path, system: str = "transformer-l2r", **sections: Any) -> dict[str, Any]:
     """A configuration of a model that trains in a second; sections are merged into it."""
+    of_transformers = {} if "rnmt" in system else {"heads": 2, "feed_forward": 32}
     config: dict[str, Any] = {
         "system": system,
         "data": str(data),
-        "model": {
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "width": 16,
-            "heads": 2,
-            "feed_forward": 32,
-            "dropout": 0.1,
-        },
+        "model": {"encoder_layers": 1, "decoder_layers": 2, "width": 16, **of_transformers, "dropout": 0.1},
         "search": {"beam": 2, "max_length_offset": 5},
         "train": {
             "updates": 10,

@@ -42,10 +42,9 @@ class Family:
     meetings: tuple[dict[str, Any], ...]  # options: every way in which the directions can meet
     shapes: tuple[dict[str, Any], ...]  # options: other forms of the same model
 
-    @staticmethod
-    def lag(meeting: dict[str, Any]) -> int:
+    def lag(self, meeting: dict[str, Any]) -> int:
         """How many of its partner's newest tokens a position does not read: one in BI-RNMT's printed range."""
-        return int(meeting.get("future_span") == "printed")
+        return int(self.both == "bi-rnmt" and meeting.get("future_span", "printed") == "printed")
 
 
 FAMILIES = {

@@ -178,7 +178,10 @@ def test_prepare_on_a_full_disk(say: Say, tmp_path: Path, monkeypatch: pytest.Mo
             "...search.beam: must be even when both directions decode (each takes half), got 3",
         ),
         (["--system=bift"], "decoded: is required to train with interaction, since gold text as the future would ..."),
-        (["--strategy.name=fine-tuning"], "strategy: is for systems with interaction (bift), but system is ..."),
+        (["--strategy.name=fine-tuning"], "strategy: is for systems with interaction (bift, bi-rnmt), but system ..."),
+        (["--model.future_span=current"], "{config}: model.future_span: does not belong to transformer-l2r, got ..."),
+        (["--system=rnmt-l2r"], "{config}: model.heads: does not belong to rnmt-l2r, got 2"),
+        (["--model.preset=paper"], "{config}: model.preset: must be one of tiny, ..., big for transformer-l2r, ..."),
         (["--strategy.name=two"], "{config}: strategy.name: must be 'two-pass', 'fine-tuning' or 'online', got 'two'"),
         (
             ["--strategy.name=online", "--strategy.folds=2"],
