@@ -79,24 +79,27 @@ class Carried:
 class RNNState:
     """Memory, cells and histories. A select moves the cells; of the histories, only the table of ancestors.
 
-    Its entry [b, d, k, t] is the slot that hypothesis k descends from at step t, or -1 where it consumed nothing.
+    Slots of both directions are numbered through, so that reading a partner is an index like any other. An ancestor
+    [b, k, t] is the slot that hypothesis k descends from at step t, or -1 where it consumed nothing.
     """
 
     memory: RNNMemory
-    carried: Tensor  # [B, D, K, 2 * layers + 1, E]
-    history: Tensor  # [B, D, capacity, K, 2E] key and top state of every token consumed; capacity 0: nobody reads it
-    ancestors: Tensor  # [B, D, K, t]
+    carried: Tensor  # [B, D * K, 2 * layers + 1, E]
+    history: Tensor  # [B, capacity, D * K, 2E] key and top state of every token consumed; capacity 0: nobody reads it
+    ancestors: Tensor  # [B, D * K, t]
+    slots: Tensor  # [D, K] their numbers
 
     def select(self, origins: Tensor) -> "RNNState":
         """See State."""
-        ancestors = self.ancestors.gather(2, origins[..., None].expand(-1, -1, -1, self.ancestors.size(-1)))
-        places = origins[..., None, None].expand(*origins.shape, *self.carried.shape[3:])
-        return replace(self, ancestors=ancestors, carried=self.carried.gather(2, places))
+        places = (origins + self.slots[:, :1]).flatten(1)[..., None]
+        carried = self.carried.gather(1, places[..., None].expand(-1, -1, *self.carried.shape[2:]))
+        ancestors = self.ancestors.gather(1, places.expand(-1, -1, self.ancestors.size(-1)))
+        return replace(self, carried=carried, ancestors=ancestors)
 
     def keep(self, sentences: Tensor) -> "RNNState":
         """See State."""
         rows = self.carried[sentences], self.history[sentences], self.ancestors[sentences]
-        return RNNState(self.memory.keep(sentences), *rows)
+        return RNNState(self.memory.keep(sentences), *rows, self.slots)
 
 
 class RNN(Seq2Seq):
@@ -155,7 +158,9 @@ class RNN(Seq2Seq):
             last.append(_ordered(out, lengths[:, None] - 1))
             x = norm(x + self._drop(out))
         begin = torch.tanh(self.begin(torch.cat(last, dim=-1))).view(len(source), -1, x.size(-1))
-        return RNNMemory(x, self.source_attention.prepare(x), (source != PAD)[:, None], begin)
+        keys = self.source_attention.prepare(x)
+        # Under autocast keys are bfloat16: so are then the values, which every position would turn into it otherwise.
+        return RNNMemory(x.to(keys.dtype), keys, (source != PAD)[:, None], begin)
 
     # -- decoder: one position, and three ways through a text ---------------------------------------------------------
 
@@ -176,27 +181,26 @@ class RNN(Seq2Seq):
         """See Seq2Seq."""
         assert isinstance(memory, RNNMemory)
         B, _, E = memory.encoded.shape
-        carried = self._begin(memory, directions * hypotheses).one().unflatten(1, (directions, hypotheses))
+        slots = torch.arange(directions * hypotheses, device=memory.encoded.device).view(directions, hypotheses)
+        carried = self._begin(memory, slots.numel()).one()
         capacity = FIRST_CAPACITY if self.interaction and directions == 2 else 0
-        history = carried.new_zeros(B, directions, capacity, hypotheses, 2 * E)
-        ancestors = torch.zeros(B, directions, hypotheses, 0, dtype=torch.long, device=carried.device)
-        return RNNState(memory, carried, history, ancestors)
+        history = carried.new_zeros(B, capacity, slots.numel(), 2 * E)
+        return RNNState(memory, carried, history, slots.new_zeros(B, slots.numel(), 0), slots)
 
     def step(
         self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
     ) -> tuple[Tensor, RNNState]:
         """See Seq2Seq."""
         assert isinstance(state, RNNState)
-        D, K = tokens.shape[1:]
-        newest = torch.where(tokens == PAD, -1, torch.arange(K, device=tokens.device))
+        idle = (tokens == PAD).flatten(1)  # [B, D * K]
+        newest = torch.where(idle, -1, state.slots.flatten())
         state = replace(state, ancestors=torch.cat([state.ancestors, newest[..., None]], dim=-1))
-        future = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(2) else None
+        future = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(1) else None
         given = self._given(self._embed(self.target_embedding, tokens.flatten(1)))
-        before = Carried.of(state.carried.flatten(1, 2))
-        carried = self._advance(given, before, state.memory, future)
-        one = torch.where((tokens == PAD)[..., None, None], state.carried, carried.one().unflatten(1, (D, K)))
+        carried = self._advance(given, Carried.of(state.carried), state.memory, future)
+        one = torch.where(idle[..., None, None], state.carried, carried.one())
         history = state.history if future is None else future.history
-        return self.log_probs(carried.z).unflatten(1, (D, K)), replace(state, carried=one, history=history)
+        return self.log_probs(carried.z).view(*tokens.shape, -1), replace(state, carried=one, history=history)
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: node after node by their positions, each from the state of the node before it in its chain."""
@@ -285,7 +289,7 @@ class _FutureOfStreams:
         seen = before if self.model.lag else self.history
         if seen is None:
             return None
-        found = self.model.read(partner(x), seen, self.readable[..., : seen.size(2)])
+        found = self.model.read(partner(x), seen, self.readable[..., : seen.size(2)])  # [R, D, 1, E], the partner's
         return partner(found).view(top.shape)
 
 
@@ -293,27 +297,26 @@ class _FutureOfHypotheses:
     """Stepwise: the states along the partners' chains of ancestors, mixed by weight."""
 
     def __init__(self, model: RNN, state: RNNState, partners: Tensor | None, weights: Tensor | None) -> None:
-        self.model, self.history, self.partners, self.weights = model, state.history, partners, weights
-        self.step, self.chains = state.ancestors.size(-1) - 1, state.ancestors
-        if self.step >= self.history.size(2):
-            self.history = torch.cat([self.history, torch.zeros_like(self.history)], dim=2)
+        self.model, self.history, self.ancestors = model, state.history, state.ancestors
+        self.partners, self.weights, self.slots = partners, weights, state.slots
+        self.step = state.ancestors.size(-1) - 1
+        if self.step >= self.history.size(1):
+            self.history = torch.cat([self.history, torch.zeros_like(self.history)], dim=1)
 
     def __call__(self, top: Tensor) -> Tensor | None:
-        B, D, _, K, E = self.history.shape
-        x = top.view(B, D, K, -1)
-        self.history[:, :, self.step] = self.model.keyed(x)
+        self.history[:, self.step] = self.model.keyed(top)
         seen = self.step + 1 - self.model.lag
         if self.partners is None or self.weights is None or not seen:
             return None
-        P = self.partners.size(-1)
-        read = partner(self.partners).flatten(2)  # [B, D, K * P] slots of a direction that the other one reads
-        chains = self.chains[..., :seen].gather(2, read[..., None].expand(-1, -1, -1, seen)).transpose(2, 3)
-        places = chains.clamp(min=0)[..., None].expand(-1, -1, -1, -1, E)
-        along = self.history[:, :, :seen].gather(3, places).transpose(2, 3)  # [B, D, K * P, seen, 2E]
-        readers = partner(x).repeat_interleave(P, dim=2)[..., None, :]
-        mask = (chains >= 0).transpose(2, 3)[..., None, :]
-        found = partner(self.model.read(readers, along, mask).view(B, D, K, P, -1))
-        return (found * self.weights[..., None].to(found.dtype)).sum(3).view(top.shape)
+        D, K, P = self.partners.shape[1:]
+        read = (self.partners + partner(self.slots[:, :1], 0)[..., None]).flatten(1)  # [B, D * K * P] slots
+        chains = self.ancestors[..., :seen].gather(1, read[..., None].expand(-1, -1, seen)).transpose(1, 2)
+        places = chains.clamp(min=0)[..., None].expand(-1, -1, -1, self.history.size(-1))
+        along = self.history[:, :seen].gather(2, places).transpose(1, 2)  # [B, D * K * P, seen, 2E]
+        readers = top if P == 1 else top.repeat_interleave(P, dim=1)
+        found = self.model.read(readers[:, :, None], along, (chains >= 0).transpose(1, 2)[:, :, None])
+        shares = self.weights.to(found.dtype).reshape(-1, D * K, P, 1)
+        return found.squeeze(2) * shares.squeeze(2) if P == 1 else (found.view(*shares.shape[:3], -1) * shares).sum(2)
 
 
 class _FutureOfNodes:

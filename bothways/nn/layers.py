@@ -150,7 +150,7 @@ class AdditiveAttention(nn.Module):
         A query that may read no key gets zeros.
         """
         scores = torch.tanh(self.query(q)[..., :, None, :] + keys[..., None, :, :]) @ self.v
-        shares = torch.softmax(scores.masked_fill(~mask, torch.finfo(scores.dtype).min), dim=-1) * mask
+        shares = torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1) * mask
         return shares.to(values.dtype) @ values
 
 
