@@ -18,7 +18,7 @@ from bothways.decoding import decode_split
 from bothways.experiment import builder_of, train
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import build, resolve
-from bothways.run import Run
+from bothways.run import Run, start_from
 from bothways.tokens import END, L2R, R2L, Direction
 from bothways.train.checkpoint import Checkpoints, Snapshot, weights_of
 from bothways.translator import Translator
@@ -162,6 +162,22 @@ def stand_in(folder: Path, prepared: Prepared, system: str, seed: int) -> Run:
         model.output_weight.mul_(3)
     Checkpoints(run.folder).save(Snapshot(weights_of(model), {}, {"update": 1}))
     return run
+
+
+def test_interaction_begins_where_it_changes_nothing(prepared: Prepared, tmp_path: Path) -> None:
+    """BI-RNMT, from a run without interaction: the same predictions, whatever the other direction says."""
+    run = stand_in(tmp_path / "first", prepared, "rnmt-no-interaction", 6)
+    first, V = run.model(), prepared.target_vocabulary.size
+    config = resolve(parse(tiny(prepared.folder, "bi-rnmt")))
+    model = build(config, prepared.source_vocabulary.size, V).eval()
+    source, inputs = torch.tensor([[5, 6, END]]), torch.tensor([[[1, 5, 6, 7], [2, 7, 8, 9]]])
+    with torch.no_grad():
+        expected = first(source, inputs)
+        assert not torch.allclose(model(source, inputs), expected)
+        said: list[str] = []
+        start_from(model, run.folder, (prepared.source_vocabulary, prepared.target_vocabulary), said.append)
+        torch.testing.assert_close(model(source, inputs), expected)
+    assert "new here: future_attention.v" in said[0] and "future_combine.weight" in said[0]
 
 
 def test_a_split_is_what_the_run_decodes(prepared: Prepared, tmp_path: Path) -> None:

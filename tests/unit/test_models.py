@@ -179,6 +179,17 @@ def test_a_gate_adds_its_projections() -> None:
     assert gate.parameter_count() - plain.parameter_count() == 3 * 2 * (2 * d * 2 * d + 2 * d)
 
 
+@pytest.mark.parametrize("shape", FAMILIES["rnn"].shapes, ids=str)
+def test_bi_rnmt_adds_an_attention_and_a_block(shape: dict[str, Any]) -> None:
+    """W, U and v of the second attention, and W_c's third block; whatever the range and however many layers."""
+    plain, E = toy_model("rnmt-l2r", **shape), 8
+    assert names(plain) == names(toy_model("rnmt-r2l", **shape)) == names(toy_model("rnmt-no-interaction", **shape))
+    for meeting in FAMILIES["rnn"].meetings:
+        both = toy_model("bi-rnmt", **shape, **meeting)
+        assert names(both).keys() - names(plain).keys() == both.interaction_parameters()
+        assert both.parameter_count() - plain.parameter_count() == 3 * E * E + E
+
+
 @families
 def test_without_interaction_there_are_none_of_its_parameters(family: Family) -> None:
     for meeting in family.meetings:
