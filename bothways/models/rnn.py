@@ -80,14 +80,15 @@ class RNNState:
     """Memory, cells and histories. A select moves the cells; of the histories, only the table of ancestors.
 
     Slots of both directions are numbered through, so that reading a partner is an index like any other. An ancestor
-    [b, k, t] is the slot that hypothesis k descends from at step t, or -1 where it consumed nothing.
+    [b, k, t] is the place in the history of what hypothesis k consumed at step t, or -1 where that was nothing.
     """
 
     memory: RNNMemory
     carried: Tensor  # [B, D * K, 2 * layers + 1, E]
-    history: Tensor  # [B, capacity, D * K, 2E] key and top state of every token consumed; capacity 0: nobody reads it
+    history: Tensor  # [B, capacity * D * K, 2E] key and top state of every token consumed; capacity 0: nobody reads it
     ancestors: Tensor  # [B, D * K, t]
     slots: Tensor  # [D, K] their numbers
+    opposite: Tensor  # [D, 1, 1] the number of the other direction's first slot
 
     def select(self, origins: Tensor) -> "RNNState":
         """See State."""
@@ -99,7 +100,7 @@ class RNNState:
     def keep(self, sentences: Tensor) -> "RNNState":
         """See State."""
         rows = self.carried[sentences], self.history[sentences], self.ancestors[sentences]
-        return RNNState(self.memory.keep(sentences), *rows, self.slots)
+        return RNNState(self.memory.keep(sentences), *rows, self.slots, self.opposite)
 
 
 class RNN(Seq2Seq):
@@ -184,8 +185,9 @@ class RNN(Seq2Seq):
         slots = torch.arange(directions * hypotheses, device=memory.encoded.device).view(directions, hypotheses)
         carried = self._begin(memory, slots.numel()).one()
         capacity = FIRST_CAPACITY if self.interaction and directions == 2 else 0
-        history = carried.new_zeros(B, capacity, slots.numel(), 2 * E)
-        return RNNState(memory, carried, history, slots.new_zeros(B, slots.numel(), 0), slots)
+        history = carried.new_zeros(B, capacity * slots.numel(), 2 * E)
+        nothing = slots.new_zeros(B, slots.numel(), 0)
+        return RNNState(memory, carried, history, nothing, slots, partner(slots[:, :1, None], 0))
 
     def step(
         self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
@@ -193,7 +195,7 @@ class RNN(Seq2Seq):
         """See Seq2Seq."""
         assert isinstance(state, RNNState)
         idle = (tokens == PAD).flatten(1)  # [B, D * K]
-        newest = torch.where(idle, -1, state.slots.flatten())
+        newest = torch.where(idle, -1, state.slots.flatten() + state.ancestors.size(-1) * state.slots.numel())
         state = replace(state, ancestors=torch.cat([state.ancestors, newest[..., None]], dim=-1))
         future = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(1) else None
         given = self._given(self._embed(self.target_embedding, tokens.flatten(1)))
@@ -298,25 +300,25 @@ class _FutureOfHypotheses:
 
     def __init__(self, model: RNN, state: RNNState, partners: Tensor | None, weights: Tensor | None) -> None:
         self.model, self.history, self.ancestors = model, state.history, state.ancestors
-        self.partners, self.weights, self.slots = partners, weights, state.slots
-        self.step = state.ancestors.size(-1) - 1
-        if self.step >= self.history.size(1):
+        self.weights, self.step = weights, state.ancestors.size(-1) - 1
+        self.read = None if partners is None else (partners + state.opposite).flatten(1)  # [B, D * K * P] slots
+        if (self.step + 1) * state.slots.numel() > self.history.size(1):
             self.history = torch.cat([self.history, torch.zeros_like(self.history)], dim=1)
 
     def __call__(self, top: Tensor) -> Tensor | None:
-        self.history[:, self.step] = self.model.keyed(top)
+        slots = top.size(1)  # D * K
+        self.history[:, self.step * slots : (self.step + 1) * slots] = self.model.keyed(top)
         seen = self.step + 1 - self.model.lag
-        if self.partners is None or self.weights is None or not seen:
+        if self.read is None or self.weights is None or not seen:
             return None
-        D, K, P = self.partners.shape[1:]
-        read = (self.partners + partner(self.slots[:, :1], 0)[..., None]).flatten(1)  # [B, D * K * P] slots
-        chains = self.ancestors[..., :seen].gather(1, read[..., None].expand(-1, -1, seen)).transpose(1, 2)
-        places = chains.clamp(min=0)[..., None].expand(-1, -1, -1, self.history.size(-1))
-        along = self.history[:, :seen].gather(2, places).transpose(1, 2)  # [B, D * K * P, seen, 2E]
+        P = self.weights.size(-1)
+        chains = self.ancestors[..., :seen].gather(1, self.read[..., None].expand(-1, -1, seen))  # [B, D * K * P, seen]
+        places = chains.clamp(min=0).flatten(1)[..., None].expand(-1, -1, self.history.size(-1))
+        along = self.history.gather(1, places).unflatten(1, (-1, seen))  # [B, D * K * P, seen, 2E]
         readers = top if P == 1 else top.repeat_interleave(P, dim=1)
-        found = self.model.read(readers[:, :, None], along, (chains >= 0).transpose(1, 2)[:, :, None])
-        shares = self.weights.to(found.dtype).reshape(-1, D * K, P, 1)
-        return found.squeeze(2) * shares.squeeze(2) if P == 1 else (found.view(*shares.shape[:3], -1) * shares).sum(2)
+        found = self.model.read(readers[:, :, None], along, (chains >= 0)[:, :, None]).squeeze(2)
+        shares = self.weights.to(found.dtype).reshape(-1, slots * P, 1)
+        return found * shares if P == 1 else (found * shares).unflatten(1, (-1, P)).sum(2)
 
 
 class _FutureOfNodes:
@@ -328,7 +330,7 @@ class _FutureOfNodes:
         self.side, node = rows // N, rows % N
         reached = lattice.positions[1 - self.side] <= lattice.positions[self.side, node][:, None] - model.lag
         self.mask = lattice.seen[self.side, node] & reached[:, None]  # [rows, P, N]
-        self.weights = lattice.weights[self.side, node][..., None]  # [rows, P, 1]
+        self.weights = (lattice.weights[self.side, node] * self.mask.any(-1))[..., None]  # [rows, P, 1]
 
     def __call__(self, top: Tensor) -> Tensor:
         self.tops[self.rows] = top[0]

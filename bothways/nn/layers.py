@@ -147,10 +147,10 @@ class AdditiveAttention(nn.Module):
     def forward(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Queries [..., Q, E], prepared keys and values [..., N, E], mask [..., Q, N] -> [..., Q, E].
 
-        A query that may read no key gets zeros.
+        Where a query may read no key at all, what it gets is finite and means nothing.
         """
         scores = torch.tanh(self.query(q)[..., :, None, :] + keys[..., None, :, :]) @ self.v
-        shares = torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1) * mask
+        shares = torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1)
         return shares.to(values.dtype) @ values
 
 
