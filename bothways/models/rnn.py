@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from bothways.config import ModelConfig
 from bothways.models.interface import Lattice, Memory, Seq2Seq, State
 from bothways.nn.attention import partner
-from bothways.nn.layers import AdditiveAttention, Cell, Embedding, Linear, embeddings_of, initialize
+from bothways.nn.layers import AdditiveAttention, Cell, Embedding, Linear, bias_of, embeddings_of, initialize
 from bothways.tokens import PAD
 
 FIRST_CAPACITY = 16  # steps that a state has room for at first; it doubles when full
@@ -48,12 +48,12 @@ class RNNMemory:
 
     encoded: Tensor  # [B, S, E]
     keys: Tensor  # [B, S, E]
-    mask: Tensor  # [B, 1, S]
+    bias: Tensor  # [B, 1, S]
     begin: Tensor  # [B, layers, E]
 
     def keep(self, sentences: Tensor) -> "RNNMemory":
         """Only these sentences."""
-        return RNNMemory(self.encoded[sentences], self.keys[sentences], self.mask[sentences], self.begin[sentences])
+        return RNNMemory(self.encoded[sentences], self.keys[sentences], self.bias[sentences], self.begin[sentences])
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class RNN(Seq2Seq):
         begin = torch.tanh(self.begin(torch.cat(last, dim=-1))).view(len(source), -1, x.size(-1))
         keys = self.source_attention.prepare(x)
         # Under autocast keys are bfloat16: so are then the values, which every position would turn into it otherwise.
-        return RNNMemory(x.to(keys.dtype), keys, (source != PAD)[:, None], begin)
+        return RNNMemory(x.to(keys.dtype), keys, bias_of((source != PAD)[:, None], x.dtype), begin)
 
     # -- decoder: one position, and three ways through a text ---------------------------------------------------------
 
@@ -231,7 +231,7 @@ class RNN(Seq2Seq):
         for i, (cell, norm) in enumerate(zip(self.cells[1:], self.decoder_norms[1:], strict=True), 1):
             h, c = cell(cell.inputs(x), before.h[i], before.c[i])  # type: ignore[operator]
             hs, cs, x = [*hs, h], [*cs, c], norm(x + self._drop(h))
-        context = self.source_attention(x, memory.keys, memory.encoded, memory.mask)
+        context = self.source_attention(x, memory.keys, memory.encoded, memory.bias)
         z = self.combine(torch.cat([x, context], dim=-1))
         read = None if future is None else future(x)
         if read is not None:
@@ -262,10 +262,10 @@ class RNN(Seq2Seq):
         key = self.future_attention.prepare(top)
         return torch.cat([key, top.to(key.dtype)], dim=-1)
 
-    def read(self, top: Tensor, keyed: Tensor, mask: Tensor) -> Tensor:
-        """cz: queries [..., Q, E] over [..., N, 2E], mask [..., Q, N]."""
+    def read(self, top: Tensor, keyed: Tensor, bias: Tensor) -> Tensor:
+        """cz: queries [..., Q, E] over [..., N, 2E], `bias_of` a mask [..., Q, N]."""
         keys, values = keyed.chunk(2, dim=-1)
-        return self.future_attention(top, keys, values, mask)
+        return self.future_attention(top, keys, values, bias)
 
     @property
     def lag(self) -> int:
@@ -280,18 +280,18 @@ class _FutureOfStreams:
     """Teacher forcing: the partner's states so far; of one that has ended, only those of its tag and tokens."""
 
     def __init__(self, model: RNN, inputs: Tensor) -> None:
-        self.model, self.readable = model, (inputs != PAD)[:, :, None]  # [R, D, 1, T]
+        self.model, self.bias = model, bias_of((inputs != PAD)[:, :, None], model.output_weight.dtype)  # [R, D, 1, T]
         self.history: Tensor | None = None  # [R, D, i, 2E]
 
     def __call__(self, top: Tensor) -> Tensor | None:
-        before, x = self.history, top.view(*self.readable.shape[:2], 1, -1)  # [R, D, 1, E]
+        before, x = self.history, top.view(*self.bias.shape[:2], 1, -1)  # [R, D, 1, E]
         newest = self.model.keyed(x)
         # Grown by one and not gathered anew from a list: each step's gradient then is one sum, not one per state.
         self.history = newest if before is None else torch.cat([before, newest], dim=2)
         seen = before if self.model.lag else self.history
         if seen is None:
             return None
-        found = self.model.read(partner(x), seen, self.readable[..., : seen.size(2)])  # [R, D, 1, E], the partner's
+        found = self.model.read(partner(x), seen, self.bias[..., : seen.size(2)])  # [R, D, 1, E], the partner's
         return partner(found).view(top.shape)
 
 
@@ -316,7 +316,7 @@ class _FutureOfHypotheses:
         places = chains.clamp(min=0).flatten(1)[..., None].expand(-1, -1, self.history.size(-1))
         along = self.history.gather(1, places).unflatten(1, (-1, seen))  # [B, D * K * P, seen, 2E]
         readers = top if P == 1 else top.repeat_interleave(P, dim=1)
-        found = self.model.read(readers[:, :, None], along, (chains >= 0)[:, :, None]).squeeze(2)
+        found = self.model.read(readers[:, :, None], along, bias_of(chains >= 0, top.dtype)[:, :, None]).squeeze(2)
         shares = self.weights.to(found.dtype).reshape(-1, slots * P, 1)
         return found * shares if P == 1 else (found * shares).unflatten(1, (-1, P)).sum(2)
 
@@ -336,7 +336,7 @@ class _FutureOfNodes:
         self.tops[self.rows] = top[0]
         sides = self.tops[:-1].unflatten(0, (2, -1))[1 - self.side]  # [rows, N, E]
         readers = top[0][:, None].expand(-1, self.mask.size(1), -1)  # [rows, P, E]
-        found = self.model.read(readers, self.model.keyed(sides), self.mask)
+        found = self.model.read(readers, self.model.keyed(sides), bias_of(self.mask, top.dtype))
         return (found * self.weights.to(found.dtype)).sum(1)[None]
 
 

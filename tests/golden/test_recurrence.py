@@ -22,7 +22,7 @@ from bothways.config import parse
 from bothways.models.interface import Lattice
 from bothways.models.rnn import RNN
 from bothways.models.table import build, resolve
-from bothways.nn.layers import AdditiveAttention, lstm
+from bothways.nn.layers import AdditiveAttention, bias_of, lstm
 from bothways.tokens import FIRST_PREDICTED, PAD
 
 Array = NDArray[np.float64]
@@ -183,7 +183,7 @@ def test_additive_attention_reads_what_the_mask_allows() -> None:
     mask = torch.rand(2, 3, 5) < 0.5
     mask[0, 1], mask[..., 0] = False, True
     mask[1, 2] = False
-    found = module(q, module.prepare(states), states, mask)
+    found = module(q, module.prepare(states), states, bias_of(mask, torch.float64))
     reference = object.__new__(Reference)
     reference.weights = {f"a.{name}": value.detach().numpy() for name, value in module.state_dict().items()}
     for b in range(2):
