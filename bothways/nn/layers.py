@@ -123,9 +123,10 @@ class Cell(nn.Module):
 def lstm(given: Tensor, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """c' = σ(f) c + σ(i) tanh(g), h' = σ(o) tanh(c'), from the sum of both parts of the gates (i, f, g, o)."""
     if c.device.type == "cuda":  # the sum and all that follows in one kernel, which autocast would have in bfloat16
+        rows = (x.flatten(0, -2) for x in (given, gates, c))
         with torch.autocast("cuda", enabled=False):
-            h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(given, gates, c)
-        return h, c
+            h, new, _ = torch.ops.aten._thnn_fused_lstm_cell(*rows)
+        return h.view(c.shape), new.view(c.shape)
     i, f, g, o = (given + gates).chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
