@@ -1,4 +1,4 @@
-# make demo     train, decode and compare on a generated task (minutes on a laptop)
+# make demo     train, decode and compare on a generated task (minutes on a laptop); DEMO_SYSTEM=bi-rnmt: with LSTMs
 # make test     run the tests
 # make lint     ruff: rules and format
 # make types    mypy, strict

@@ -476,7 +476,7 @@ def average(
 
 @app.command()
 def demo(
-    system: Annotated[str, typer.Option(help="bift.")] = "bift",
+    system: Annotated[str, typer.Option(help="bift or bi-rnmt.")] = "bift",
     output: Annotated[str, typer.Option(help="Folder for data, runs and results.")] = "demo",
     quiet: Quiet = False,
 ) -> None:

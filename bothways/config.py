@@ -16,13 +16,23 @@ from pydantic.fields import FieldInfo
 
 from bothways.errors import ConfigError
 
-# What `model.preset` stands for; any of these can still be set beside it.
+# What `model.preset` stands for, in either family of models; any of these can still be set beside it.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"encoder_layers": 2, "decoder_layers": 2, "width": 128, "heads": 4, "feed_forward": 512},
     "small": {"encoder_layers": 4, "decoder_layers": 4, "width": 256, "heads": 4, "feed_forward": 1024},
     "base": {"encoder_layers": 6, "decoder_layers": 6, "width": 512, "heads": 8, "feed_forward": 2048},
     "big": {"encoder_layers": 6, "decoder_layers": 6, "width": 1024, "heads": 16, "feed_forward": 4096},
 }
+RNN_PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"encoder_layers": 1, "decoder_layers": 1, "width": 192, "dropout": 0.2},
+    "small": {"encoder_layers": 2, "decoder_layers": 2, "width": 384, "dropout": 0.2},
+    "paper": {"encoder_layers": 2, "decoder_layers": 2, "width": 1000, "dropout": 0.2},
+}
+# Options of one family only: in the other they must stay at their defaults.
+TRANSFORMER_ONLY = (
+    "heads", "feed_forward", "norm", "future_weight", "future_weight_learned", "fusion",
+)  # fmt: skip
+RNN_ONLY = ("future_span",)
 
 
 class Section(BaseModel):
@@ -42,8 +52,8 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """The shape of the model and how its directions meet."""
 
-    preset: Literal["tiny", "small", "base", "big"] | None = None
-    """Fills layers, width, heads and feed_forward; each can still be set beside it."""
+    preset: Literal["tiny", "small", "base", "big", "paper"] | None = None
+    """Fills in the shape, by the tables below; each option can still be set beside it."""
     direction: Literal["l2r", "r2l", "both"] | None = None
     """Filled in by `system`; setting it to something else than the system's is an error."""
     interaction: bool | None = None
@@ -55,31 +65,25 @@ class ModelConfig(Section):
     width: int = Field(512, ge=2)
     """Width of embeddings and layers (E)."""
     heads: int = Field(8, ge=1)
-    """Attention heads; they divide the width."""
+    """Transformer: attention heads; they divide the width."""
     feed_forward: int = Field(2048, ge=1)
-    """Inner width of the feed-forward sub-layers."""
+    """Transformer: inner width of the feed-forward sub-layers."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout on embeddings, attention weights' output and feed-forward layers."""
     norm: Literal["post", "pre"] = "post"
-    """Layer normalization after each residual sum (Vaswani et al.) or before each sub-layer."""
+    """Transformer: layer normalization after each residual sum (Vaswani et al.) or before each sub-layer."""
     share_embeddings: Literal["all", "target", "none"] = "all"
     """`all`: source, target and output are one matrix (needs a joint vocabulary); `target`: target and output are."""
     future_weight: float = 0.1
-    """λ of the paper: the weight of the future in `tanh` and `linear` fusion; the starting value if learned."""
+    """Transformer: λ of the paper, the weight of the future in `tanh` and `linear` fusion; if learned, at the start."""
     future_weight_learned: bool = False
-    """Learn λ, one scalar per decoder layer."""
+    """Transformer: learn λ, one scalar per decoder layer."""
     fusion: Literal["tanh", "linear", "gate"] = "tanh"
-    """How past and future combine, per head and before the output projection."""
+    """Transformer: how past and future combine, per head and before the output projection."""
     future_dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on what the future branch returns (0.3 is known to have been used)."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "ModelConfig":
-        if self.width % self.heads:
-            raise ValueError(f"width: must be a multiple of heads ({self.heads}), got {self.width}")
-        if self.width % 2:
-            raise ValueError(f"width: must be even (sinusoidal positions come in pairs), got {self.width}")
-        return self
+    future_span: Literal["printed", "current"] = "printed"
+    """LSTM: position i reads its partner's states before i, as the paper prints it, or up to i."""
 
 
 class SearchConfig(Section):
@@ -275,6 +279,20 @@ class Config(Section):
     def _check(self) -> "Config":
         if self.runs is not None and len(self.runs) < 2:
             raise ValueError(f"runs: must name two or more runs, got {self.runs}")
+        model, is_rnn = self.model, _is_rnn(self.system)
+        presets = presets_of(self.system)
+        if model.preset not in (None, *presets):
+            raise ValueError(
+                f"model.preset: must be one of {', '.join(presets)} for {self.system}, got {model.preset!r}"
+            )
+        for option in TRANSFORMER_ONLY if is_rnn else RNN_ONLY:
+            value = getattr(model, option)
+            if value != ModelConfig.model_fields[option].default:
+                raise ValueError(f"model.{option}: does not belong to {self.system}, got {value!r}")
+        if not is_rnn and model.width % model.heads:
+            raise ValueError(f"model.width: must be a multiple of heads ({model.heads}), got {model.width}")
+        if not is_rnn and model.width % 2:
+            raise ValueError(f"model.width: must be even (sinusoidal positions come in pairs), got {model.width}")
         return self
 
 
@@ -321,12 +339,23 @@ def parse(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
     """Check a nested mapping and fill in presets and defaults."""
     raw = dict(raw)
     model = raw.get("model")
-    if isinstance(model, Mapping) and model.get("preset") in PRESETS:
-        raw["model"] = {**PRESETS[model["preset"]], **model}
+    presets = presets_of(str(raw.get("system")))
+    if isinstance(model, Mapping) and model.get("preset") in presets:
+        raw["model"] = {**presets[model["preset"]], **model}
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
+
+
+def presets_of(system: str) -> dict[str, dict[str, Any]]:
+    """The presets of a system's family."""
+    return RNN_PRESETS if _is_rnn(system) else PRESETS
+
+
+def _is_rnn(system: str) -> bool:
+    """Whether a system is of the LSTM family; their names say it."""
+    return "rnmt" in system
 
 
 def split_override(override: str) -> tuple[str, Any]:
@@ -389,11 +418,11 @@ def reference() -> str:
         parts.append(
             f"## {title}\n\n{text}| Option | Accepts | Default | Meaning |\n|---|---|---|---|\n" + "\n".join(rows)
         )
-    head = "| Preset | " + " | ".join(f"`{key}`" for key in PRESETS["tiny"]) + " |"
-    rows = [f"| `{name}` | " + " | ".join(map(str, values.values())) + " |" for name, values in PRESETS.items()]
-    parts.append(
-        "\n".join(["## Presets of `model.preset`", "", head, "|---" * (1 + len(PRESETS["tiny"])) + "|", *rows])
-    )
+    for family, presets in (("Transformers", PRESETS), ("LSTMs (`rnmt` in the system's name)", RNN_PRESETS)):
+        head = "| Preset | " + " | ".join(f"`{key}`" for key in presets["tiny"]) + " |"
+        rows = [f"| `{name}` | " + " | ".join(map(str, values.values())) + " |" for name, values in presets.items()]
+        rule = "|---" * (1 + len(presets["tiny"])) + "|"
+        parts.append("\n".join([f"## Presets of `model.preset`: {family}", "", head, rule, *rows]))
     return "\n\n".join(parts) + "\n"
 
 

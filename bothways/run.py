@@ -178,6 +178,8 @@ def start_from(model: Seq2Seq, run: Path, vocabularies: tuple[Vocabulary, Vocabu
         say(f"starting from {run} as the first pass; the second is new")
         return
     fresh = load_weights(model, weights, str(run), model.interaction_parameters())
+    if fresh:
+        model.begin_interaction()
     say(f"starting from {run}" + (f"; new here: {', '.join(fresh)}" if fresh else ""))
 
 

@@ -59,17 +59,11 @@ def make_prepared(folder: Path, train: int = 120, valid: int = 6, seed: int = 0)
 
 def tiny(data: Path, system: str = "transformer-l2r", **sections: Any) -> dict[str, Any]:
     """A configuration of a model that trains in a second; sections are merged into it."""
+    of_transformers = {} if "rnmt" in system else {"heads": 2, "feed_forward": 32}
     config: dict[str, Any] = {
         "system": system,
         "data": str(data),
-        "model": {
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "width": 16,
-            "heads": 2,
-            "feed_forward": 32,
-            "dropout": 0.1,
-        },
+        "model": {"encoder_layers": 1, "decoder_layers": 2, "width": 16, **of_transformers, "dropout": 0.1},
         "search": {"beam": 2, "max_length_offset": 5},
         "train": {
             "updates": 10,
@@ -88,7 +82,8 @@ def tiny(data: Path, system: str = "transformer-l2r", **sections: Any) -> dict[s
 
 def random_run(prepared: Prepared, folder: Path, system: str, seed: int = 1, ending: float = 0, **more: Any) -> Path:
     """A run with random weights, sharper than fresh ones; with `ending`, hypotheses of all lengths are complete."""
-    settings = tiny(prepared.folder, system, model={"future_weight": 0.8}, **more)
+    stronger = {} if "rnmt" in system else {"future_weight": 0.8}
+    settings = tiny(prepared.folder, system, model=stronger, **more)
     config = resolve(parse({**settings, "train": {"seed": seed}}))
     model = Run.create(folder, config, prepared).fresh_model()
     with torch.no_grad():

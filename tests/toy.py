@@ -43,6 +43,10 @@ class Family:
     shapes: tuple[dict[str, Any], ...]  # options: other forms of the same model
     asynchronous: str = ""  # r2l speaks first, and l2r reads its states; empty: there is none
 
+    def lag(self, meeting: dict[str, Any]) -> int:
+        """How many of its partner's newest tokens a position does not read: one in BI-RNMT's printed range."""
+        return int(self.both == "bi-rnmt" and meeting.get("future_span", "printed") == "printed")
+
 
 FAMILIES = {
     "transformer": Family(
@@ -50,7 +54,10 @@ FAMILIES = {
         apart="no-interaction",
         l2r="transformer-l2r",
         r2l="transformer-r2l",
-        shape={"encoder_layers": 1, "decoder_layers": 2, "width": 8, "heads": 2, "feed_forward": 16},
+        shape={
+            **{"encoder_layers": 1, "decoder_layers": 2, "width": 8, "heads": 2, "feed_forward": 16},
+            "future_weight": 1.0,
+        },
         meetings=(
             {"fusion": "tanh"},
             {"fusion": "linear", "future_weight": 0.7},
@@ -64,13 +71,30 @@ FAMILIES = {
         ),
         asynchronous="abd-transformer",
     ),
+    "rnn": Family(
+        both="bi-rnmt",
+        apart="rnmt-no-interaction",
+        l2r="rnmt-l2r",
+        r2l="rnmt-r2l",
+        shape={"encoder_layers": 2, "decoder_layers": 2, "width": 8},
+        meetings=({"future_span": "printed"}, {"future_span": "current"}),
+        shapes=(
+            {"share_embeddings": "all"},
+            {"share_embeddings": "target", "encoder_layers": 1, "decoder_layers": 1},
+            {"share_embeddings": "none", "encoder_layers": 3},
+        ),
+    ),
 }
+
+
+def family_of(system: str) -> Family:
+    """The family that a system belongs to."""
+    return next(f for f in FAMILIES.values() if system in (f.both, f.apart, f.l2r, f.r2l, f.asynchronous))
 
 
 def toy_model(system: str = "bift", seed: int = 0, vocabulary: int = 9, **options: Any) -> Seq2Seq:
     """A random small model whose distributions are peaked and whose futures matter (λ about 1)."""
-    family = next(f for f in FAMILIES.values() if system in (f.both, f.apart, f.l2r, f.r2l, f.asynchronous))
-    settings = {**family.shape, "future_weight": 1.0, **options}
+    settings = {**family_of(system).shape, **options}
     torch.manual_seed(seed)
     model = build(resolve(parse({"system": system, "data": "nowhere", "model": settings})), vocabulary, vocabulary)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}

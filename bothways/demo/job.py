@@ -4,7 +4,7 @@ One model learns both directions without interaction. It is then trained on twic
 interaction (the fine-tuning strategy), and without, so that nothing is flattered.
 
     demo/data/       train, valid and test text, and prepared/
-    demo/runs/       no-interaction, bift, no-interaction-longer
+    demo/runs/       no-interaction, bift, no-interaction-longer; or the LSTM family's
     demo/results.json
     demo/report.html what `bothways report` shows of them
 """
@@ -49,6 +49,7 @@ RECIPE: dict[str, Any] = {
         "log_every": 50,
     },
 }
+SYSTEMS = {"bift": "no-interaction", "bi-rnmt": "rnmt-no-interaction"}  # and the system of its first run
 SHARE = 0.5  # of the sources, decoded for the stage with interaction
 FINE_TUNING = {"updates": FURTHER_UPDATES, "learning_rate": 1e-3, "warmup": 50}
 
@@ -70,8 +71,8 @@ class Row:
 
 def run(system: str, folder: Path, quiet: bool = False) -> list[Row]:
     """Make the data, train, decode, compare; goes on where it stopped."""
-    if system != "bift":
-        raise ConfigError(f"--system: must be bift, got {system!r}")
+    if system not in SYSTEMS:
+        raise ConfigError(f"--system: must be {' or '.join(SYSTEMS)}, got {system!r}")
     console = Console(stderr=True, quiet=quiet, highlight=False)
     data = folder / "data"
     if not (data / "prepared").exists():
@@ -93,24 +94,26 @@ def run(system: str, folder: Path, quiet: bool = False) -> list[Row]:
 
 def recipes(system: str, folder: Path) -> dict[str, Config]:
     """The three runs, in the order in which they are trained."""
-    runs = folder / "runs"
-    first = {**RECIPE, "system": "no-interaction", "data": str(folder / "data/prepared")}
-    longer = {**first, "train": {**RECIPE["train"], **FINE_TUNING, "start_from": str(runs / "no-interaction")}}
+    apart = SYSTEMS[system]
+    start = str(folder / "runs" / apart)
+    first = {**RECIPE, "system": apart, "data": str(folder / "data/prepared")}
+    longer = {**first, "train": {**RECIPE["train"], **FINE_TUNING, "start_from": start}}
     tuned = {**first, "system": system}
-    tuned["strategy"] = {"name": "fine-tuning", "first": str(runs / "no-interaction"), "share": SHARE, **FINE_TUNING}
+    tuned["strategy"] = {"name": "fine-tuning", "first": start, "share": SHARE, **FINE_TUNING}
     return {
         name: configuration.parse(raw, "the demo")
-        for name, raw in (("no-interaction", first), (system, tuned), ("no-interaction-longer", longer))
+        for name, raw in ((apart, first), (system, tuned), (f"{apart}-longer", longer))
     }
 
 
 def _train_all(system: str, folder: Path, console: Console, quiet: bool) -> dict[str, float]:
     """Seconds that each run took, those of the run it starts from and of decoding included."""
     seconds: dict[str, float] = {}
+    apart = SYSTEMS[system]
     what = {
-        "no-interaction": "one model, both directions, which do not see each other",
+        apart: "one model, both directions, which do not see each other",
         system: "the same model goes on with interaction, on decoded futures",
-        "no-interaction-longer": "the same model goes on for as many updates without interaction",
+        f"{apart}-longer": "the same model goes on for as many updates without interaction",
     }
     for name, config in recipes(system, folder).items():
         console.rule(f"{name}: {what[name]}")
@@ -120,17 +123,16 @@ def _train_all(system: str, folder: Path, console: Console, quiet: bool) -> dict
         if (output / "manifest.json").exists():
             stages = json.loads((output / "manifest.json").read_text(encoding="utf-8"))["stages"]
             spent = sum(stage["seconds"] for stage in stages.values())
-        seconds[name] = spent + seconds.get("no-interaction", 0.0)
+        seconds[name] = spent + seconds.get(apart, 0.0)
     return seconds
 
 
 def compared(system: str, folder: Path) -> list[reporting.Chosen]:
     """The runs as they are decoded: one model three times, then the two that went on from it."""
+    apart = SYSTEMS[system]
     decoded = (
-        ("no-interaction, l2r", "no-interaction", "l2r"),
-        ("no-interaction, r2l", "no-interaction", "r2l"),
-        ("no-interaction, both", "no-interaction", "both"),
-        ("no-interaction-longer", "no-interaction-longer", "both"),
+        *((f"{apart}, {direction}", apart, direction) for direction in ("l2r", "r2l", "both")),
+        (f"{apart}-longer", f"{apart}-longer", "both"),
         (system, system, "both"),
     )
     return [
@@ -175,7 +177,7 @@ def _write_report(system: str, folder: Path) -> Path:
     """A page of what was decoded; the base is the run that went on as long as ours without interaction."""
     named = [replace(one, name=re.sub(r", (\w+)$", r" (\1)", one.name)) for one in compared(system, folder)]
     systems, sets = reporting.gather(named, tests=[["test"]])
-    base = next(one.name for one in named if one.folder.name == "no-interaction-longer")
+    base = next(one.name for one in named if one.folder.name.endswith("-longer"))
     report = reports.make(systems, sets, base, ("bleu", "exact_match"), settings=reporting.settings())
     reporting.write(report, folder / "report.html")
     return folder / "report.html"

@@ -96,6 +96,9 @@ class Seq2Seq(nn.Module):
     def interaction_parameters(self) -> set[str]:
         """Names of the parameters that a model without interaction does not have."""
 
+    def begin_interaction(self) -> None:
+        """Called where all but `interaction_parameters` comes from a model without interaction: start gently."""
+
     def forward(self, source: Tensor, inputs: Tensor) -> Tensor:
         """Teacher forcing over sources [B, S]: log-probabilities [R, D, T, V] of every next token."""
         return self.log_probs(self.hidden(self.encode(source), inputs))

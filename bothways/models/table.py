@@ -7,6 +7,7 @@ from bothways.config import Config, ModelConfig, changed
 from bothways.errors import ConfigError
 from bothways.models.asynchronous import AsynchronousTransformer
 from bothways.models.interface import Seq2Seq, TwoPass
+from bothways.models.rnn import RNN
 from bothways.models.transformer import Transformer
 
 
@@ -36,6 +37,10 @@ SYSTEMS = {
     "abd-transformer": System(
         AsynchronousTransformer, "l2r", True, "Transformer, left to right, reading what an r2l decoder has said first"
     ),
+    "rnmt-l2r": System(RNN, "l2r", False, "LSTM with attention, left to right"),
+    "rnmt-r2l": System(RNN, "r2l", False, "LSTM with attention, right to left"),
+    "rnmt-no-interaction": System(RNN, "both", False, "one LSTM for both directions, which do not see each other"),
+    "bi-rnmt": System(RNN, "both", True, "one LSTM for both directions, each reading the other's states"),
     "rerank": System(
         Transformer,
         "both",
@@ -74,7 +79,8 @@ def resolve(config: Config) -> Config:
     if model.direction not in (None, system.direction):
         raise ConfigError(f"model.direction: system {config.system} is {system.direction}, got {model.direction!r}")
     if model.interaction and not system.interaction:
-        raise ConfigError(f"model.interaction: system {config.system} has none, got on; `bift` has")
+        able = next(name for name, s in SYSTEMS.items() if s.model is system.model and s.interaction)
+        raise ConfigError(f"model.interaction: system {config.system} has none, got on; `{able}` has")
     interaction = system.interaction if model.interaction is None else model.interaction
     direction = config.search.direction or system.direction
     if system.direction != "both" and direction != system.direction:

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bothways.config import ModelConfig
-from bothways.errors import ConfigError
 from bothways.models.interface import Lattice, Memory, Seq2Seq, State
 from bothways.nn.attention import History, SelfAttention, SourceAttention, SynchronousAttention, View, partner
 from bothways.nn.fusion import fusion_of
-from bothways.nn.layers import Embedding, FeedForward, SubLayer, initialize, sinusoids
+from bothways.nn.layers import Embedding, FeedForward, SubLayer, embeddings_of, initialize, sinusoids
 from bothways.tokens import PAD
 
 FIRST_CAPACITY = 16  # steps that a history has room for at first; it doubles when full
@@ -203,18 +202,7 @@ class Transformer(Decoding):
         super().__init__()
         self.config = config
         self.interaction = bool(config.interaction) and config.direction == "both"
-        if config.share_embeddings == "all" and source_size != target_size:
-            raise ConfigError(
-                f"model.share_embeddings: `all` needs a joint vocabulary, but source and target have {source_size} and "
-                f"{target_size} tokens; prepare with a joint vocabulary or set it to `target` or `none`"
-            )
-        self.target_embedding = Embedding(target_size, config.width)
-        self.source_embedding = (
-            self.target_embedding if config.share_embeddings == "all" else Embedding(source_size, config.width)
-        )
-        self.output = (
-            Embedding(target_size, config.width) if config.share_embeddings == "none" else self.target_embedding
-        )
+        self.target_embedding, self.source_embedding, self.output = embeddings_of(config, source_size, target_size)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config, self.interaction) for _ in range(config.decoder_layers))
         last = config.norm == "pre"  # pre-norm leaves the last sum unnormalized

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 from corpus import command, environment, log_of, start, tiny, write_config
 from torch import Tensor
+from toy import FAMILIES
 
 from bothways.config import TrainConfig, parse
 from bothways.data.batch import Batch, PairBuilder
@@ -101,11 +103,13 @@ MANY = {
 }
 
 
-@pytest.fixture(scope="module")
-def straight(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=[family.l2r for family in FAMILIES.values()])
+def straight(
+    request: pytest.FixtureRequest, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A configuration, and the run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("straight")
-    config = write_config(folder / "config.yaml", tiny(prepared.folder, train=MANY))
+    config = write_config(folder / "config.yaml", tiny(prepared.folder, request.param, train=MANY))
     done = command("train", config, "--output", folder / "run", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     return config, folder / "run"
@@ -238,11 +242,12 @@ MIDDLES: dict[str, dict[str, tuple[str, int]]] = {
 }
 
 
-def recipe(prepared: Prepared, name: str = "fine-tuning") -> dict[str, Any]:
+def recipe(prepared: Prepared, name: str = "fine-tuning", system: str = "bift") -> dict[str, Any]:
+    learned = {"future_weight_learned": True} if system == "bift" else {}
     return tiny(
         prepared.folder,
-        "abd-transformer" if name == "asynchronous" else "bift",
-        model={"future_dropout": 0.1, "future_weight_learned": True},
+        "abd-transformer" if name == "asynchronous" else system,
+        model={"future_dropout": 0.1, **learned},
         train={"updates": 25, "save_every": 6},
         strategy={"name": name, **STRATEGIES[name]},
     )
@@ -253,11 +258,11 @@ def stages_done(run: Path) -> list[str]:
     return list(json.loads(manifest.read_text())["stages"]) if manifest.exists() else []
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("system, name", [*product(["bift"], STRATEGIES), ("bi-rnmt", "fine-tuning")])
 def test_a_strategy_killed_in_each_stage_ends_as_one_that_was_not(
-    prepared: Prepared, tmp_path: Path, name: str
+    prepared: Prepared, tmp_path: Path, system: str, name: str
 ) -> None:
-    config = write_config(tmp_path / "config.yaml", recipe(prepared, name))
+    config = write_config(tmp_path / "config.yaml", recipe(prepared, name, system))
     expected, run = tmp_path / "expected", tmp_path / "run"
 
     def arguments(output: Path) -> list[str | Path]:
@@ -418,11 +423,13 @@ def assert_close_averages(found: Snapshot, expected: Snapshot) -> None:
         torch.testing.assert_close(found.optimizer[name], expected.optimizer[name], rtol=1e-3, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def alone(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=[family.apart for family in FAMILIES.values()])
+def alone(
+    request: pytest.FixtureRequest, prepared: Prepared, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A configuration without dropout, and its run on one process."""
     folder = tmp_path_factory.mktemp("alone")
-    config = tiny(prepared.folder, "no-interaction", model={"dropout": 0.0}, train=TOGETHER)
+    config = tiny(prepared.folder, request.param, model={"dropout": 0.0}, train=TOGETHER)
     train(config, folder / "run", device="cpu", quiet=True)
     return write_config(folder / "config.yaml", config), folder / "run"
 
@@ -446,6 +453,7 @@ def test_two_processes_give_the_losses_of_one(alone: tuple[Path, Path], tmp_path
 WATCHED = """
 import os
 from dataclasses import replace
+from itertools import product
 import bothways.train.loop as loop
 from bothways.cli import main
 

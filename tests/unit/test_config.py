@@ -1,5 +1,6 @@
 """Configurations: presets, overrides, what YAML means, what is refused, and that every option is explained."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,32 @@ import yaml
 from corpus import ROOT
 
 from bothways import config as configuration
-from bothways.config import PRESETS, SECTIONS, Config, changed, dump, load, parse, reference, split_override
+from bothways.config import (
+    PRESETS,
+    RNN_PRESETS,
+    SECTIONS,
+    Config,
+    changed,
+    dump,
+    load,
+    parse,
+    presets_of,
+    reference,
+    split_override,
+)
 from bothways.errors import ConfigError
 from bothways.models.table import SYSTEMS, resolve
 
 LEAST = {"system": "bift", "data": "data/"}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_fill_in_and_give_way(name: str) -> None:
-    filled = parse({**LEAST, "model": {"preset": name}}).model.model_dump()
-    assert {key: filled[key] for key in PRESETS[name]} == PRESETS[name]
-    other = parse({**LEAST, "model": {"preset": name, "decoder_layers": 3}}).model
-    assert (other.decoder_layers, other.width) == (3, PRESETS[name]["width"])
+@pytest.mark.parametrize("system, name", [*product(["bift"], PRESETS), *product(["bi-rnmt", "rnmt-l2r"], RNN_PRESETS)])
+def test_presets_fill_in_and_give_way(system: str, name: str) -> None:
+    preset = presets_of(system)[name]
+    filled = parse({**LEAST, "system": system, "model": {"preset": name}}).model.model_dump()
+    assert {key: filled[key] for key in preset} == preset
+    other = parse({**LEAST, "system": system, "model": {"preset": name, "decoder_layers": 3}}).model
+    assert (other.decoder_layers, other.width) == (3, preset["width"])
 
 
 def test_presets_are_those_of_the_paper_and_of_the_guide() -> None:
@@ -31,6 +45,12 @@ def test_presets_are_those_of_the_paper_and_of_the_guide() -> None:
         "base": (6, 6, 512, 8, 2048),
         "big": (6, 6, 1024, 16, 4096),
     }
+    shapes = {name: tuple(shape.values()) for name, shape in RNN_PRESETS.items()}
+    assert shapes == {"tiny": (1, 1, 192, 0.2), "small": (2, 2, 384, 0.2), "paper": (2, 2, 1000, 0.2)}
+
+
+def test_an_lstm_has_no_heads_that_its_width_must_fit() -> None:
+    assert parse({"system": "bi-rnmt", "data": "d", "model": {"width": 15}}).model.width == 15
 
 
 def test_a_file_then_overrides_then_what_the_program_fills_in(tmp_path: Path) -> None:
@@ -80,13 +100,23 @@ def test_numbers_of_a_file(tmp_path: Path) -> None:
     "change, message",
     [
         ({"sytem": "x"}, r"^where: sytem: unknown key; accepted here: system, data, decoded, model, .*strategy, runs$"),
-        ({"model": {"widht": 3}}, r"^where: model\.widht: unknown key; accepted here: preset, .*future_dropout$"),
+        ({"model": {"widht": 3}}, r"^where: model\.widht: unknown key; accepted here: preset, .*future_span$"),
         ({"search": {"bean": 3}}, r"search\.bean: unknown key; accepted here: direction, beam, greedy"),
         ({"strategy": {"name": "fine-tuning", "shared": 1}}, r"strategy\.shared: unknown key; accepted here: name,"),
         ({"model": {"width": "512"}}, r"model\.width: must be a valid integer, got '512'$"),
         ({"model": {"width": True}}, r"model\.width: must be a valid integer, got True$"),
         ({"model": {"width": 15, "heads": 3}}, r"model\.width: must be even \(.*\), got 15$"),
         ({"model": {"width": 16, "heads": 3}}, r"model\.width: must be a multiple of heads \(3\), got 16$"),
+        ({"model": {"future_span": "current"}}, r"model\.future_span: does not belong to bift, got 'current'$"),
+        (
+            {"model": {"preset": "paper"}},
+            r"model\.preset: must be one of tiny, .*, big for bift, got 'paper'$",
+        ),
+        ({"system": "rnmt-l2r", "model": {"heads": 4}}, r"model\.heads: does not belong to rnmt-l2r, got 4$"),
+        (
+            {"system": "bi-rnmt", "model": {"preset": "base"}},
+            r"model\.preset: must be one of tiny, small, paper for bi-rnmt, got 'base'$",
+        ),
         ({"search": {"beam": 3, "direction": "both"}}, r"search\.beam: must be even when both .*, got 3$"),
         ({"search": {"beam": 3, "nbest": 4}}, r"search\.nbest: must be at most beam \(3\), got 4$"),
         ({"search": {"greedy": "yes"}}, r"search\.greedy: must be a valid boolean, got 'yes'$"),
@@ -117,8 +147,9 @@ def test_an_override_without_name_or_value(override: str) -> None:
 
 def test_what_is_dumped_is_read_again_as_the_same() -> None:
     for system in SYSTEMS:
-        model = {"preset": "tiny", "future_weight": 1e-7, "dropout": 0.3}
-        strategy = {"strategy": {"name": "fine-tuning", "learning_rate": 1e-05}} if system == "bift" else {}
+        own = {"future_span": "current"} if "rnmt" in system else {"future_weight": 1e-7}
+        model = {"preset": "tiny", "dropout": 0.3, **own}
+        strategy = {"strategy": {"name": "fine-tuning", "learning_rate": 1e-05}} if system.startswith("bi") else {}
         runs = {"runs": ["one/", "é: #2"]} if SYSTEMS[system].of_runs else {}
         config = resolve(parse({"system": system, "data": "ä: #1", "model": model, **strategy, **runs}))
         again = parse(yaml.safe_load(dump(config)))

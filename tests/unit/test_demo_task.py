@@ -9,8 +9,10 @@ from random import Random
 import pytest
 
 from bothways.demo import spoken
+from bothways.demo.job import SYSTEMS, compared, recipes
 from bothways.demo.spoken import KINDS, Expression, Pair, Split, generate
 from bothways.errors import DataError
+from bothways.models.table import resolve
 
 COUNTS: dict[Split, int] = {"train": 30_000, "valid": 1_000, "test": 1_000}
 
@@ -227,3 +229,18 @@ def test_refuses_what_it_cannot_generate() -> None:
         generate("train", -1)
     with pytest.raises(DataError, match="split must be one of train, valid, test, got 'dev'"):
         generate("dev", 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_runs_of_the_demo_are_one_model_three_times(system: str, tmp_path: Path) -> None:
+    """Without interaction, then with it and without for as many updates again; all from one shape."""
+    runs = {name: resolve(config) for name, config in recipes(system, tmp_path).items()}
+    apart, longer = SYSTEMS[system], f"{SYSTEMS[system]}-longer"
+    assert [(name, run.system) for name, run in runs.items()] == [(apart, apart), (system, system), (longer, apart)]
+    first, tuned, again = runs.values()
+    assert tuned.strategy is not None and tuned.strategy.first == again.train.start_from == str(
+        tmp_path / "runs" / apart
+    )
+    assert tuned.strategy.updates == again.train.updates and tuned.strategy.learning_rate == again.train.learning_rate
+    assert {run.model.width for run in runs.values()} == {first.model.width}
+    assert {one.folder.name for one in compared(system, tmp_path)} == set(runs)

@@ -113,8 +113,10 @@ def test_what_lies_ahead_is_not_seen(family: Family, meeting: dict[str, Any]) ->
                 changed = inputs.clone()
                 changed[0, d, j] = 4 + (inputs[0, d, j] - 3) % 5
                 moved = (model(source, changed)[..., FIRST_PREDICTED:] - before)[0].abs().amax(-1)  # [D, T]
-                assert moved[:, :j].max() < 1e-6
-                assert (moved[:, j:] > 1e-6).all()
+                reached = torch.tensor([j, j + family.lag(meeting)])[[d, 1 - d]]  # from where it is read, per direction
+                for stream, first in zip(moved, reached.tolist(), strict=True):
+                    assert (stream[:first] < 1e-6).all()
+                    assert (stream[first:] > 1e-6).all()
 
 
 @forms
@@ -176,6 +178,17 @@ def test_a_gate_adds_its_projections() -> None:
     assert names(gate).keys() - names(plain).keys() == gate.interaction_parameters()
     d = 8 // 2
     assert gate.parameter_count() - plain.parameter_count() == 3 * 2 * (2 * d * 2 * d + 2 * d)
+
+
+@pytest.mark.parametrize("shape", FAMILIES["rnn"].shapes, ids=str)
+def test_bi_rnmt_adds_an_attention_and_a_block(shape: dict[str, Any]) -> None:
+    """W, U and v of the second attention, and W_c's third block; whatever the range and however many layers."""
+    plain, E = toy_model("rnmt-l2r", **shape), 8
+    assert names(plain) == names(toy_model("rnmt-r2l", **shape)) == names(toy_model("rnmt-no-interaction", **shape))
+    for meeting in FAMILIES["rnn"].meetings:
+        both = toy_model("bi-rnmt", **shape, **meeting)
+        assert names(both).keys() - names(plain).keys() == both.interaction_parameters()
+        assert both.parameter_count() - plain.parameter_count() == 3 * E * E + E
 
 
 @families
@@ -256,9 +269,10 @@ def test_streams_differ_by_their_tag_only() -> None:
 @pytest.mark.parametrize(
     "system, options, message",
     [
-        ("birt", {}, r"system: must be one of transformer-l2r, .*bift, .*, got 'birt'"),
+        ("birt", {}, r"system: must be one of transformer-l2r, .*bift, .*bi-rnmt, .*, got 'birt'"),
         ("transformer-l2r", {"direction": "r2l"}, r"model\.direction: system transformer-l2r is l2r, got 'r2l'"),
-        ("no-interaction", {"interaction": True}, r"model\.interaction: system no-interaction has none, got on"),
+        ("no-interaction", {"interaction": True}, r"model\.interaction: system no-interaction .*, got on; `bift` has"),
+        ("rnmt-l2r", {"interaction": True}, r"model\.interaction: system rnmt-l2r has none, got on; `bi-rnmt` has"),
     ],
 )
 def test_a_system_that_cannot_be(system: str, options: dict[str, Any], message: str) -> None:
