@@ -680,7 +680,7 @@ def test_ctrl_c_while_decoding(runs: Path) -> None:
 def test_help_and_version(say: Say) -> None:
     assert say("--version")[0] == 0
     assert say()[0] == 0 and say()[1] == say("--help")[1] and "prepare" in say()[1]
-    for name in ("prepare", "check", "train", "decode", "score", "average", "demo", "bench", "systems"):
+    for name in ("prepare", "check", "train", "decode", "tune", "score", "average", "demo", "bench", "systems"):
         code, out, err = say(name, "--help")
         assert code == 0 and "Example" in out and not err, name
     assert (ROOT / "docs" / "options.md").exists()  # which the help of `train` names
