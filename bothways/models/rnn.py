@@ -108,6 +108,7 @@ class RNN(Seq2Seq):
 
     def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
         super().__init__()
+        torch.backends.cudnn.allow_tf32 = False  # on by default for LSTMs, whose results would depend on the batch
         E, self.config = config.width, config
         self.interaction = bool(config.interaction) and config.direction == "both"
         self.target_embedding, self.source_embedding, self.output = embeddings_of(config, source_size, target_size)
