@@ -29,9 +29,7 @@ RNN_PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"encoder_layers": 2, "decoder_layers": 2, "width": 1000, "dropout": 0.2},
 }
 # Options of one family only: in the other they must stay at their defaults.
-TRANSFORMER_ONLY = (
-    "heads", "feed_forward", "norm", "future_weight", "future_weight_learned", "fusion",
-)  # fmt: skip
+TRANSFORMER_ONLY = ("heads", "feed_forward", "norm", "future_weight", "future_weight_learned", "fusion")
 RNN_ONLY = ("future_span",)
 
 
@@ -69,7 +67,7 @@ class ModelConfig(Section):
     feed_forward: int = Field(2048, ge=1)
     """Transformer: inner width of the feed-forward sub-layers."""
     dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout on embeddings, attention weights' output and feed-forward layers."""
+    """Dropout on embeddings and on what attention, feed-forward and LSTM layers return."""
     norm: Literal["post", "pre"] = "post"
     """Transformer: layer normalization after each residual sum (Vaswani et al.) or before each sub-layer."""
     share_embeddings: Literal["all", "target", "none"] = "all"

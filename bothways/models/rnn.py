@@ -58,20 +58,20 @@ class RNNMemory:
 
 @dataclass(frozen=True)
 class Carried:
-    """What goes from one position to the next; `one` tensor is easily handed on to other hypotheses."""
+    """What goes from one position to the next; `stacked` it is easily handed on to other hypotheses."""
 
     h: tuple[Tensor, ...]  # per layer, [..., E]
     c: tuple[Tensor, ...]
     z: Tensor  # [..., E] the attentional output
 
-    def one(self) -> Tensor:
+    def stacked(self) -> Tensor:
         """[..., 2 * layers + 1, E]"""
         return torch.stack([*self.h, *self.c, self.z], dim=-2)
 
     @classmethod
-    def of(cls, one: Tensor) -> "Carried":
-        """The inverse of `one`."""
-        *cells, z = one.unbind(-2)
+    def of(cls, stacked: Tensor) -> "Carried":
+        """The inverse of `stacked`."""
+        *cells, z = stacked.unbind(-2)
         return cls(tuple(cells[: len(cells) // 2]), tuple(cells[len(cells) // 2 :]), z)
 
 
@@ -108,6 +108,7 @@ class RNN(Seq2Seq):
 
     def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
         super().__init__()
+        torch.backends.cudnn.allow_tf32 = False  # on by default for LSTMs, whose results would depend on the batch
         E, self.config = config.width, config
         self.interaction = bool(config.interaction) and config.direction == "both"
         self.target_embedding, self.source_embedding, self.output = embeddings_of(config, source_size, target_size)
@@ -183,7 +184,7 @@ class RNN(Seq2Seq):
         assert isinstance(memory, RNNMemory)
         B, _, E = memory.encoded.shape
         slots = torch.arange(directions * hypotheses, device=memory.encoded.device).view(directions, hypotheses)
-        carried = self._begin(memory, slots.numel()).one()
+        carried = self._begin(memory, slots.numel()).stacked()
         capacity = FIRST_CAPACITY if self.interaction and directions == 2 else 0
         history = carried.new_zeros(B, capacity * slots.numel(), 2 * E)
         nothing = slots.new_zeros(B, slots.numel(), 0)
@@ -200,9 +201,9 @@ class RNN(Seq2Seq):
         future = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(1) else None
         given = self._given(self._embed(self.target_embedding, tokens.flatten(1)))
         carried = self._advance(given, Carried.of(state.carried), state.memory, future)
-        one = torch.where(idle[..., None, None], state.carried, carried.one())
+        kept = torch.where(idle[..., None, None], state.carried, carried.stacked())
         history = state.history if future is None else future.history
-        return self.log_probs(carried.z).view(*tokens.shape, -1), replace(state, carried=one, history=history)
+        return self.log_probs(carried.z).view(*tokens.shape, -1), replace(state, carried=kept, history=history)
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: node after node by their positions, each from the state of the node before it in its chain."""
@@ -212,15 +213,15 @@ class RNN(Seq2Seq):
         own = torch.block_diag(*lattice.own).bool()  # [D * N, D * N]
         before = own & (positions[None, :] < positions[:, None])
         parents = torch.where(before.any(1), torch.where(before, positions, -1).argmax(1), D * N)  # D * N: none
-        one = self._begin(memory, 1).one()[0].repeat(D * N + 1, 1, 1)
-        tops, out = torch.zeros_like(one[:, 0]), torch.zeros_like(one[:, 0])
+        states = self._begin(memory, 1).stacked()[0].repeat(D * N + 1, 1, 1)
+        tops, out = torch.zeros_like(states[:, 0]), torch.zeros_like(states[:, 0])
         given = self._given(self._embed(self.target_embedding, tokens))
         for position in positions.unique():
             (rows,) = (positions == position).nonzero(as_tuple=True)
             future = _FutureOfNodes(self, lattice, rows, tops) if self.interaction and D == 2 else None
-            inherited = one[parents[rows]]
+            inherited = states[parents[rows]]
             carried = self._advance(given[None, rows], Carried.of(inherited[None]), memory, future)
-            one[rows] = torch.where((tokens[rows] == PAD)[:, None, None], inherited, carried.one()[0])
+            states[rows] = torch.where((tokens[rows] == PAD)[:, None, None], inherited, carried.stacked()[0])
             out[rows] = carried.z[0]
         return self.log_probs(out[:-1]).view(D, N, -1)
 
