@@ -621,14 +621,16 @@ def _writing(path: str | None) -> Iterator[TextIO]:
 
 
 def _formatted(i: int, result: "Translation", form: str, nbest: int) -> str:
+    from bothways.text.normalize import as_line
+
     if form == "jsonl":
         row: dict[str, Any] = {"source": result.source, "hypotheses": [asdict(h) for h in result.hypotheses]}
         if result.trace is not None:
             row["trace"] = asdict(result.trace)
         return json.dumps(row, ensure_ascii=False) + "\n"
     if nbest == 1:
-        return result.text + "\n"
-    return "".join(f"{i} ||| {h.text} ||| {h.score:.6f}\n" for h in result.hypotheses[:nbest])
+        return as_line(result.text)
+    return "".join(as_line(f"{i} ||| {h.text} ||| {h.score:.6f}") for h in result.hypotheses[:nbest])
 
 
 def _write_scores(translator: "Translator", sources: list[str], file: str, future: str, form: str, out: TextIO) -> None:

@@ -144,6 +144,7 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
     """A row for each test set, decoded with what was best on the validation set."""
     from bothways.data.corpus import Prepared
     from bothways.evaluate.scores import score
+    from bothways.text.normalize import as_line
     from bothways.train.checkpoint import Checkpoints
     from bothways.translator import Translator
     from bothways.tuning import tune
@@ -164,7 +165,7 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
         seconds = time.monotonic() - began
         output = job.output(system, seed, test)
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        output.write_text("".join(map(as_line, texts)), encoding="utf-8", newline="\n")
         bleu, ratio = score(texts, references, ["bleu", "length_ratio"])
         progress = Checkpoints(run).resolve("last").progress if (run / "checkpoints").exists() else {}
         rows.append(
@@ -177,7 +178,7 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
                 "updates": progress.get("update", 0),
                 "updates_total": total(job, name, seed),
                 "loss_tokens": round(progress.get("loss_tokens", 0)),
-                "parameters": translator.parameter_count(),
+                "parameters": translator.model.parameter_count(),
                 "valid_bleu": round(best.score, 2),
                 "checkpoint": checkpoint,
                 "length_penalty": best.length_penalty,
@@ -280,7 +281,7 @@ def start(job: Job, name: str, seed: int) -> "subprocess.Popen[bytes]":
     """A process of its own for one system and seed; its messages go to a file beside its rows."""
     job.run(name, seed).parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, __file__, str(job.file), "--work", str(job.work), "--average", str(job.average)]
-    words += [word for option in job.options for word in ("--option", option)]
+    words += [f"--option={option}" for option in job.options]
     with open(job.work / "rows" / f"{name}.{seed}.log", "ab") as log:
         return subprocess.Popen([*words, "--one", name, "--seeds", str(seed)], stdout=log, stderr=log)
 
@@ -306,8 +307,8 @@ def merge(job: Job, target: Path) -> list[Row]:
 def significant(job: Job, rows: list[Row]) -> None:
     """To every row whose outputs are here: the p-value of the mean over all test sets beside the base of its seed."""
     from bothways.data.corpus import Prepared
+    from bothways.data.files import read_lines
     from bothways.evaluate import report
-    from bothways.evaluate.analysis import MEAN
     from bothways.reporting import as_named
 
     test_sets = Prepared.open(job.work / "data").test
@@ -317,7 +318,7 @@ def significant(job: Job, rows: list[Row]) -> None:
         for name in dict.fromkeys(row["system"] for row in rows if row["seed"] == seed):
             paths = {test: job.output(name, seed, test) for test in job.tests}
             if all(path.exists() for path in paths.values()):
-                texts = {test: path.read_text(encoding="utf-8").split("\n")[:-1] for test, path in paths.items()}
+                texts = {test: list(read_lines(path)) for test, path in paths.items()}
                 here[name] = report.System(name, {test: report.Decoded(lines) for test, lines in texts.items()})
         valid = {row["system"]: row["valid_bleu"] for row in rows if row["seed"] == seed}
         bases = [name for name in job.bases if name in here]
@@ -326,7 +327,7 @@ def significant(job: Job, rows: list[Row]) -> None:
         base = max(bases, key=lambda name: valid[name])
         made = report.make(list(here.values()), sets, base, ["bleu"], examples=0)
         for row in rows:
-            tested = made.test("bleu", row["system"], MEAN if len(sets) > 1 else sets[0].name)
+            tested = made.test("bleu", row["system"], report.MEAN if len(sets) > 1 else sets[0].name)
             if row["seed"] == seed and tested is not None:
                 row |= {"base": base, "p_bootstrap": round(tested.p_bootstrap, 4)}
 

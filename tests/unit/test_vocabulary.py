@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bothways.errors import ConfigError, DataError, VocabularyError
-from bothways.text.normalize import clean_line
+from bothways.text.normalize import as_line, clean_line
 from bothways.text.vocabulary import SMALLEST, Vocabulary
 from bothways.tokens import END, SPECIAL_TOKENS, UNKNOWN
 
@@ -240,3 +240,11 @@ def test_text_that_no_file_can_hold(subwords: Vocabulary) -> None:
 )
 def test_only_the_line_end_is_taken_off(line: str, first: bool, text: str) -> None:
     assert clean_line(line, first) == text
+
+
+@pytest.mark.parametrize(
+    "text, line", [("a b", "a b\n"), ("", "\n"), ("a\nb", "a b\n"), ("a\r\nb\n", "a b \n"), ("a\u2028b", "a\u2028b\n")]
+)
+def test_a_text_becomes_one_line(text: str, line: str) -> None:
+    """Whatever a model writes, line i of the output belongs to line i of the input."""
+    assert as_line(text) == line and as_line(text).count("\n") == 1
