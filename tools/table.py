@@ -42,6 +42,7 @@ class Entry:
     options: list[str]
     decoded: str | None  # whose greedy decoding of the training sources is read as well
     self_rerank: bool  # a second pair of rows, reranked by the model itself
+    base: str | None  # what it is compared to, if not the table's base
 
     def needs(self, names: Sequence[str]) -> list[str]:
         """The systems whose runs it is made from."""
@@ -70,7 +71,12 @@ class Job:
         folder = given.table.parent
         systems = {
             name: Entry(
-                name, folder / one["recipe"], one.get("options", []), one.get("decoded"), one.get("self_rerank", False)
+                name,
+                folder / one["recipe"],
+                one.get("options", []),
+                one.get("decoded"),
+                one.get("self_rerank", False),
+                one.get("base"),
             )
             for name, one in raw["systems"].items()
         }
@@ -321,15 +327,18 @@ def significant(job: Job, rows: list[Row]) -> None:
                 texts = {test: list(read_lines(path)) for test, path in paths.items()}
                 here[name] = report.System(name, {test: report.Decoded(lines) for test, lines in texts.items()})
         valid = {row["system"]: row["valid_bleu"] for row in rows if row["seed"] == seed}
-        bases = [name for name in job.bases if name in here]
-        if not bases or len(here) < 2:
-            continue
-        base = max(bases, key=lambda name: valid[name])
-        made = report.make(list(here.values()), sets, base, ["bleu"], examples=0)
-        for row in rows:
-            tested = made.test("bleu", row["system"], report.MEAN if len(sets) > 1 else sets[0].name)
-            if row["seed"] == seed and tested is not None:
-                row |= {"base": base, "p_bootstrap": round(tested.p_bootstrap, 4)}
+        usual = max((name for name in job.bases if name in here), key=lambda name: valid[name], default=None)
+        against: dict[str, list[str]] = {}
+        for name in here:
+            base = job.systems[name.removesuffix(SELF)].base or usual
+            if base in here and base != name:
+                against.setdefault(base, []).append(name)
+        for base, names in against.items():
+            made = report.make([here[name] for name in (base, *names)], sets, base, ["bleu"], examples=0)
+            for row in rows:
+                tested = made.test("bleu", row["system"], report.MEAN if len(sets) > 1 else sets[0].name)
+                if row["seed"] == seed and tested is not None:
+                    row |= {"base": base, "p_bootstrap": round(tested.p_bootstrap, 4)}
 
 
 def show(job: Job, rows: Sequence[Row]) -> Iterator[str]:
