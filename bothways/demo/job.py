@@ -34,12 +34,10 @@ from bothways.train.checkpoint import Checkpoints, write_json
 from bothways.translator import Translation, Translator
 
 METRICS = ("exact_match", "bleu", "first4", "last4", "length_ratio")
-FIRST_UPDATES, FURTHER_UPDATES = 1_000, 300
 RECIPE: dict[str, Any] = {
     "model": {"preset": "tiny", "dropout": 0.1},
     "search": {"beam": 4, "batch_sentences": 64},
     "train": {
-        "updates": FIRST_UPDATES,
         "batch_tokens": 2_500,
         "learning_rate": 3e-3,
         "warmup": 180,
@@ -50,8 +48,9 @@ RECIPE: dict[str, Any] = {
     },
 }
 SYSTEMS = {"bift": "no-interaction", "bi-rnmt": "rnmt-no-interaction"}  # and the system of its first run
+UPDATES = {"bift": (1_000, 300), "bi-rnmt": (300, 150)}  # of the first run and of those after it; LSTMs learn sooner
 SHARE = 0.5  # of the sources, decoded for the stage with interaction
-FINE_TUNING = {"updates": FURTHER_UPDATES, "learning_rate": 1e-3, "warmup": 50}
+FURTHER = {"learning_rate": 1e-3, "warmup": 50}
 
 
 @dataclass(frozen=True)
@@ -94,12 +93,13 @@ def run(system: str, folder: Path, quiet: bool = False) -> list[Row]:
 
 def recipes(system: str, folder: Path) -> dict[str, Config]:
     """The three runs, in the order in which they are trained."""
-    apart = SYSTEMS[system]
-    start = str(folder / "runs" / apart)
+    apart, (updates, further) = SYSTEMS[system], UPDATES[system]
+    start, again = str(folder / "runs" / apart), {**FURTHER, "updates": further}
     first = {**RECIPE, "system": apart, "data": str(folder / "data/prepared")}
-    longer = {**first, "train": {**RECIPE["train"], **FINE_TUNING, "start_from": start}}
+    first["train"] = {**RECIPE["train"], "updates": updates}
+    longer = {**first, "train": {**first["train"], **again, "start_from": start}}
     tuned = {**first, "system": system}
-    tuned["strategy"] = {"name": "fine-tuning", "first": start, "share": SHARE, **FINE_TUNING}
+    tuned["strategy"] = {"name": "fine-tuning", "first": start, "share": SHARE, **again}
     return {
         name: configuration.parse(raw, "the demo")
         for name, raw in ((apart, first), (system, tuned), (f"{apart}-longer", longer))
