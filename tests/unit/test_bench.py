@@ -29,7 +29,7 @@ def test_our_rows_are_complete(precision: str) -> None:
 
 def test_any_of_our_systems_can_be_named() -> None:
     """Of two passes, both write their 30 tokens, however large the model; the first named is the base of the ratios."""
-    names = ["abd-transformer", "transformer-r2l"]
+    names = ["abd-transformer", "transformer-r2l", "abd-rnmt"]
     rows = run("tiny", "cpu", [2], [], "float32", 1, silent, names)
     assert [row.system for row in rows] == names
     assert table(rows).splitlines()[1].split()[-1] == "1.00"
