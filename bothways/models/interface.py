@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from bothways.nn.layers import linear
+from bothways.nn.layers import output_layer, pack_when_used
 from bothways.tokens import FIRST_PREDICTED
 
 
@@ -100,12 +100,17 @@ class Seq2Seq(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], with tags and padding masked before the softmax; at least float32."""
-        logits = linear(hidden, self.output_weight)
+        logits = output_layer(hidden, self.output_weight)
         logits[..., :FIRST_PREDICTED] = -torch.inf
         precise = torch.promote_types(logits.dtype, torch.float32)
         # In place where no gradient is wanted: memory for as many numbers again costs more than computing them.
         in_place = not torch.is_grad_enabled() and logits.dtype == precise
         return torch.log_softmax(logits, dim=-1, dtype=precise, out=logits if in_place else None)
+
+    def train(self, mode: bool = True) -> Self:
+        """Learn, or decode (see `eval`): only then may weights be packed for it."""
+        pack_when_used(self, wanted=not mode)
+        return super().train(mode)
 
     def parameter_count(self) -> int:
         """Trained numbers, shared ones once."""

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from bothways.tokens import PAD
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
+ROWS = 64  # of a product: what oneDNN packs for; measured, any number from 16 on gives the same order
+BLOCK = 4096  # words of the output layer that are computed at a time
+ONEDNN_DTYPES = [
+    dtype
+    for dtype, runs in ((torch.float32, True), (torch.bfloat16, torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    if runs and torch.backends.mkldnn.is_available()
+]
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -21,24 +27,81 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+    """x Wᵀ + b, and `then` ("relu" or "none") of it.
 
-    When decoding on a CPU in float32, by oneDNN: PyTorch's own choice, MKL, leaves AVX-512 unused on other CPUs than
-    Intel's and takes twice as long there. It has no gradient, so training goes the usual way.
+    When decoding on a CPU, by oneDNN, with the weight in the order in which its kernels read it: PyTorch's own choice
+    in float32, MKL, leaves AVX-512 unused on other CPUs than Intel's and takes twice as long there. It has no
+    gradient, so training goes the usual way.
     """
     if _by_onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+        return _product(x, *_packed(weight), bias, then)
+    product = F.linear(x, weight, bias)
+    return F.relu(product) if then == "relu" else product
+
+
+def output_layer(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ over a whole vocabulary; in bfloat16 on a CPU, blocks of words are turned to float32 as they come.
+
+    A block is still in the cache then, where all the numbers would have to be read from memory once more.
+    """
+    if x.dtype != torch.bfloat16 or not _by_onednn(x, weight):
+        return linear(x, weight)
+    out = torch.empty(*x.shape[:-1], weight.size(0), dtype=torch.float32)
+    for words, block in zip(out.split(BLOCK, dim=-1), _packed(weight, BLOCK), strict=True):
+        words.copy_(_product(x, block))
+    return out
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
         and not torch.is_grad_enabled()
-        and HAS_ONEDNN
+        and x.dtype == weight.dtype
+        and x.dtype in ONEDNN_DTYPES
+        and not torch.compiler.is_compiling()
     )
+
+
+class Packed:
+    """A weight in oneDNN's own order, made when it is first needed and again when the weight has changed."""
+
+    def __init__(self) -> None:
+        self.version, self.weight = -1, torch.empty(0)
+        self.blocks: list[Tensor] = []
+
+    def of(self, weight: Tensor, rows: int) -> list[Tensor]:
+        """The packed weight, in blocks of so many of its rows."""
+        if self.version != weight._version or self.weight.data_ptr() != weight.data_ptr():
+            # Held on to, so that no other weight can come to lie at the same place and be taken for this one.
+            self.weight = weight.detach()
+            self.blocks = [torch.ops.mkldnn._reorder_linear_weight(block, ROWS) for block in self.weight.split(rows)]
+            self.version = weight._version
+        return self.blocks
+
+
+def pack_when_used(module: nn.Module, wanted: bool) -> None:
+    """Let every weight of a model be packed while it decodes; while it learns, none is, and no copy is kept.
+
+    This hangs on the weights themselves, because a weight can serve several layers. It is for models that do not
+    change: a fused Adam changes a weight and leaves its version as it was.
+    """
+    for weight in module.parameters():
+        if not wanted:
+            weight.__dict__.pop("packed", None)
+        elif weight.dim() == 2:
+            weight.__dict__["packed"] = Packed()
+
+
+def _packed(weight: Tensor, rows: int | None = None) -> list[Tensor]:
+    """A weight in blocks of `rows`, packed if it may be."""
+    packed: Packed | None = getattr(weight, "packed", None)
+    rows = rows or weight.size(0)
+    return list(weight.split(rows)) if packed is None else packed.of(weight, rows)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")  # type: ignore[no-any-return]
 
 
 class Linear(nn.Linear):
@@ -71,7 +134,8 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(F.dropout(F.relu(self.inner(x)), self.dropout, self.training))
+        inner = linear(x, self.inner.weight, self.inner.bias, then="relu")
+        return self.output(F.dropout(inner, self.dropout, self.training))
 
 
 class SubLayer(nn.Module):
