@@ -1,7 +1,7 @@
-"""Decoding speed with random weights: shape, device and batch sizes in; sentences per second of every system out.
+"""Speed with random weights: shape, device and batch sizes in; sentences per second of every system out.
 
 Everyone does the same work: an encoder-decoder Transformer of one shape, one vocabulary of 32,000, sources of 25 tokens
-on average, beam 4, and exactly 30 tokens out, because the end mark is made impossible. Systems take turns, so that a
+on average, one beam, and exactly 30 tokens out, because the end mark is made impossible. Systems take turns, so that a
 machine that slows down slows all of them; only figures of one run are to be compared.
 """
 
@@ -9,27 +9,26 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bothways.config import PRESETS, ModelConfig, SearchConfig, parse
+from bothways.config import PRESETS, SearchConfig, parse
 from bothways.errors import ConfigError
 from bothways.models.interface import State
 from bothways.models.table import build, resolve
-from bothways.search.beam import Plan, search
-from bothways.tokens import DIRECTIONS, END, PAD, SPECIAL_TOKENS
-from bothways.translator import padded
+from bothways.models.transformer import Transformer
+from bothways.peers import PEERS, Contender, Work
+from bothways.tokens import DIRECTIONS, END, SPECIAL_TOKENS
+from bothways.translator import decode
 
 VOCABULARY = 32_000
-BEAM = 4
 TOKENS_OUT = 30
 SHORTEST, LONGEST = 15, 35  # tokens of a source; every length is as frequent as the others
 SYSTEMS = ("transformer-l2r", "bift")  # ours
 SAME_SIZE = 0.02  # by how much a peer's number of parameters may differ from ours
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FEWEST = 8  # sentences decoded in one measurement, so that it takes long enough to be measured
 
 
 @dataclass(frozen=True)
@@ -47,63 +46,64 @@ class Row:
     spread: float  # (largest - smallest) / median
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A model that is ready to decode."""
-
-    peer: str
-    system: str
-    parameters: int
-    decode: Callable[[Tensor], list[int]]  # sources [B, S] -> how many tokens each sentence's best output has
-
-
 def run(
     shape: str,
     device: str,
     batches: Sequence[int],
     peers: Sequence[str],
-    precision: str,
+    precisions: Sequence[str],
+    beam: int,
     repeats: int,
     say: Callable[[str], None],
 ) -> list[Row]:
     """Measure our systems and the peers, in turns; rows by batch size, then by contender."""
-    for name, value, accepted in (("shape", shape, PRESETS), ("precision", precision, DTYPES)):
-        if value not in accepted:
-            raise ConfigError(f"{name}: must be one of {', '.join(accepted)}, got {value!r}")
+    check_machine(shape, device, precisions)
     for peer in peers:
         if peer not in PEERS:
             raise ConfigError(f"against: must be any of {', '.join(PEERS)}, got {peer!r}")
     if min([repeats, *batches]) < 1:
         raise ConfigError(f"batch and repeats: must be at least 1, got {list(batches)} and {repeats}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
-    torch.manual_seed(1)
-    place, dtype = torch.device(device), DTYPES[precision]
-    contenders = [_ours(system, shape, place, dtype) for system in SYSTEMS]
-    contenders += [PEERS[peer](_model_config(SYSTEMS[0], shape), place, dtype) for peer in peers]
+    contenders = []
+    for precision in precisions:
+        work = Work(shape, torch.device(device), precision, beam, TOKENS_OUT, LONGEST + 1)
+        contenders += [_ours(system, work) for system in SYSTEMS]
+        contenders += [one for peer in peers for one in PEERS[peer](_model(SYSTEMS[0], shape), work)]
     _must_have_one_size(contenders)
     rows = []
     for batch in batches:
-        sources = _sources(batch).to(place)
+        sources = _sources(_at_once(batch, device))
         times: list[list[float]] = [[] for _ in contenders]
         for repeat in range(repeats + 1):
             for contender, seconds in zip(contenders, times, strict=True):
-                taken = _timed(contender, sources)
+                taken = _timed(contender, sources, batch)
                 if repeat:  # the first time is for warming up
                     seconds.append(taken)
             say(f"batch {batch}: {f'measured {repeat} of {repeats}' if repeat else 'warmed up'}")
         for contender, seconds in zip(contenders, times, strict=True):
             median = statistics.median(seconds)
             spread = (max(seconds) - min(seconds)) / median
-            labels = contender.peer, contender.system, shape, device, precision, batch, BEAM
-            rows.append(Row(*labels, batch / median, spread))
+            labels = contender.peer, contender.system, shape, device, contender.dtype, batch, beam
+            rows.append(Row(*labels, len(sources) / median, spread))
     return rows
 
 
+def check_machine(shape: str, device: str, precisions: Sequence[str]) -> None:
+    """What is asked for can be measured here."""
+    for name, values, accepted in (("shape", [shape], PRESETS), ("precision", precisions, DTYPES)):
+        for value in values:
+            if value not in accepted:
+                raise ConfigError(f"{name}: must be one of {', '.join(accepted)}, got {value!r}")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Rows for a person to read; speeds also as a share of our one direction at the same batch size."""
+    """Rows for a person to read; speeds also as a share of our one direction's at the same batch size."""
     head = ["peer", "system", "shape", "device", "dtype", "batch", "beam", "sentences/s", "spread", "ratio"]
-    ours = {row.batch: row.sentences_per_second for row in rows if (row.peer, row.system) == ("bothways", SYSTEMS[0])}
+    ours: dict[int, float] = {}  # in the first precision
+    for row in rows:
+        if (row.peer, row.system) == ("bothways", SYSTEMS[0]):
+            ours.setdefault(row.batch, row.sentences_per_second)
     lines = [head]
     for row in rows:
         speed = row.sentences_per_second
@@ -117,20 +117,27 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def _sources(batch: int) -> Tensor:
-    """Random sentences [B, S], each with its end mark; lengths spread evenly, the same ones every time."""
-    generator = torch.Generator().manual_seed(batch)
-    lengths = [SHORTEST + int((LONGEST - SHORTEST + 1) * (i + 0.5) / batch) for i in range(batch)]
-    words = [torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-    return padded([[*sentence, END] for sentence in words])
+def _at_once(batch: int, device: str) -> int:
+    """Sentences of one measurement: on a CPU every core may have a batch of its own, whoever decodes."""
+    if device != "cpu":
+        return batch
+    rounds = -(-FEWEST // (batch * torch.get_num_threads()))
+    return batch * torch.get_num_threads() * rounds
 
 
-def _timed(contender: Contender, sources: Tensor) -> float:
-    """Seconds for one batch."""
+def _sources(count: int) -> list[list[int]]:
+    """Random sentences; lengths spread evenly, the same ones every time."""
+    generator = torch.Generator().manual_seed(count)
+    lengths = [SHORTEST + int((LONGEST - SHORTEST + 1) * (i + 0.5) / count) for i in range(count)]
+    return [torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def _timed(contender: Contender, sources: Sequence[list[int]], batch: int) -> float:
+    """Seconds for all sources."""
     began = time.perf_counter()
-    lengths = contender.decode(sources)  # outputs are lists of the CPU: by then a GPU has finished
+    lengths = contender.decode(sources, batch)  # outputs are lists of the CPU: by then a GPU has finished
     seconds = time.perf_counter() - began
-    if lengths != [TOKENS_OUT] * len(sources):
+    if list(lengths) != [TOKENS_OUT] * len(sources):
         raise ConfigError(
             f"{contender.peer} {contender.system} does not do the same work: it generated {min(lengths)} to "
             f"{max(lengths)} tokens per sentence instead of {TOKENS_OUT}"
@@ -148,84 +155,34 @@ def _must_have_one_size(contenders: Sequence[Contender]) -> None:
             )
 
 
-# -- ours --------------------------------------------------------------------------------------------------------------
-
-
-def _ours(system: str, shape: str, device: torch.device, dtype: torch.dtype) -> Contender:
+def _model(system: str, shape: str) -> Transformer:
+    """Random weights, the same for the same shape."""
+    torch.manual_seed(1)
     config = resolve(parse({"system": system, "data": "random", "model": {"preset": shape}}))
-    model = build(config, VOCABULARY, VOCABULARY).to(device, dtype).eval()
-    directions = DIRECTIONS[config.search.direction or "both"]
-    # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
-    settings = SearchConfig(beam=BEAM, max_length=TOKENS_OUT - 1)
-    slots = Plan.of(settings, directions).slots
+    model = build(config, VOCABULARY, VOCABULARY)
+    assert isinstance(model, Transformer)
+    return model.eval()
 
-    def step(tokens: Tensor, state: State, partners: Tensor | None, weights: Tensor | None, /) -> tuple[Tensor, State]:
-        log_probs, state = model.step(tokens, state, partners, weights)
+
+def _ours(system: str, work: Work) -> Contender:
+    model = _model(system, work.shape).to(work.device, DTYPES[work.precision])
+    directions = DIRECTIONS["both" if model.config.direction == "both" else "l2r"]
+    # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
+    settings = SearchConfig(beam=work.beam, greedy=work.beam == 1, max_length=work.tokens_out - 1)
+    step = model.step
+
+    def endless(
+        tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        log_probs, state = step(tokens, state, partners, weights)
         log_probs[..., END] = -torch.inf
         return log_probs, state
 
-    def decode(sources: Tensor) -> list[int]:
-        limits = torch.full((len(sources),), TOKENS_OUT - 1, device=device)
-        with torch.inference_mode():
-            found = search(
-                step, model.start(model.encode(sources), len(directions), slots), limits, directions, settings
-            )
-        return [len(one.hypotheses[0].tokens) + one.hypotheses[0].cut_off for one in found]
+    model.step = endless  # type: ignore[method-assign, assignment]
 
-    return Contender("bothways", system, model.parameter_count(), decode)
+    def decoded(sources: Sequence[list[int]], batch: int) -> list[int]:
+        config = settings.model_copy(update={"batch_sentences": batch})
+        found = [one.hypotheses[0] for _, one in decode(model, sources, directions, config, work.device)]
+        return [len(hypothesis.tokens) + hypothesis.cut_off for hypothesis in found]
 
-
-def _model_config(system: str, shape: str) -> ModelConfig:
-    return resolve(parse({"system": system, "data": "random", "model": {"preset": shape}})).model
-
-
-# -- peers -------------------------------------------------------------------------------------------------------------
-
-
-def _installed(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise ConfigError(f"against: {package} is not installed; in a checkout: pip install -e '.[bench]'") from None
-
-
-def _transformers(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Contender:
-    """MarianMT of Hugging Face transformers, as `generate` runs it by default."""
-    transformers = _installed("transformers")
-    same = transformers.MarianConfig(
-        vocab_size=VOCABULARY,
-        d_model=config.width,
-        encoder_layers=config.encoder_layers,
-        decoder_layers=config.decoder_layers,
-        encoder_attention_heads=config.heads,
-        decoder_attention_heads=config.heads,
-        encoder_ffn_dim=config.feed_forward,
-        decoder_ffn_dim=config.feed_forward,
-        activation_function="relu",
-        scale_embedding=True,
-        max_position_embeddings=LONGEST + TOKENS_OUT,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        forced_eos_token_id=None,
-    )
-    model = transformers.MarianMTModel(same).to(device, dtype).eval()
-    model.generation_config = transformers.GenerationConfig(
-        num_beams=BEAM,
-        min_new_tokens=TOKENS_OUT,
-        max_new_tokens=TOKENS_OUT,
-        length_penalty=0.6,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-    )
-
-    def decode(sources: Tensor) -> list[int]:
-        with torch.inference_mode():
-            found = model.generate(sources, attention_mask=(sources != PAD).long())
-        return [len(tokens) - 1 for tokens in found.tolist()]  # less the start token
-
-    return Contender("transformers", "MarianMT", sum(p.numel() for p in model.parameters()), decode)
-
-
-PEERS: dict[str, Callable[[ModelConfig, torch.device, torch.dtype], Contender]] = {"transformers": _transformers}
+    return Contender("bothways", system, work.precision, model.parameter_count(), decoded)

@@ -435,23 +435,26 @@ def bench(
     shape: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "16,64",
-    against: Annotated[str, typer.Option(help="Peers, with commas: transformers.")] = "",
-    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    against: Annotated[str, typer.Option(help="Peers, with commas: ctranslate2, transformers.")] = "",
+    precision: Annotated[str, typer.Option(help="Ours, with commas: float32, bfloat16.")] = "float32",
+    beam: Annotated[int, typer.Option(help="Hypotheses; 1 is greedy.")] = 4,
     repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
     output: Annotated[str | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Decoding speed with random weights: one direction and both, beside peers, on the same work.
 
-    Example: bothways bench --shape base --device cpu --batch 16,64 --against transformers
+    Example: bothways bench --shape base --device cpu --batch 16,64 --against ctranslate2,transformers
     """
     from bothways.bench import run, table
 
-    peers = [name for name in against.split(",") if name]
+    peers, precisions = ([name.strip() for name in names.split(",") if name] for names in (against, precision))
+    if beam != 1 and (beam < 1 or beam % 2):
+        raise ConfigError(f"--beam must be 1 or even, because two directions share it, got {beam}")
     sizes = batch.split(",")
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise ConfigError(f"--batch must be numbers from 1 on, with commas, got {batch!r}")
-    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(quiet))
+    rows = run(shape, device, [int(size) for size in sizes], peers, precisions, beam, repeats, _say(quiet))
     print(table(rows))
     if output:
         Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")

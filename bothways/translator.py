@@ -6,6 +6,7 @@ Training, validation and the command line decode through the same functions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,8 @@ from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
 from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, Direction, turn
 
 LONGEST_SOURCE = 1024  # tokens; longer sentences are refused rather than decoded badly and slowly
+MOST_WORKERS = 4  # that decode on a CPU; more of them would wait for Python's lock, so they get more cores each
+CPU_IS_FULL = "DefaultCPUAllocator: can't allocate memory"  # PyTorch's words; it has no class for this error
 WINDOW = 16  # batches that are read ahead, so that sentences of like length are decoded together
 
 
@@ -238,11 +241,32 @@ def decode(
     forced: dict[Direction, list[list[int]]] | None = None,
     trace: bool = False,
 ) -> Iterator[tuple[int, Found]]:
-    """Search all sources (ids without end marks), longest first; yields their places and results as they come."""
+    """Search all sources (ids without end marks), longest first; yields their places and results as they come.
+
+    On a CPU workers take batches in turn, with one copy of the weights: cores that each decode a batch of their own
+    wait for nobody, where cores that share a product wait for each other at every operation.
+    """
     order = sorted(range(len(sources)), key=lambda i: (-len(sources[i]), i))
-    for begin in range(0, len(order), config.batch_sentences):
-        places = order[begin : begin + config.batch_sentences]
-        yield from _decode_batch(model, sources, places, directions, config, device, forced, trace)
+    threads = torch.get_num_threads()
+    workers = min(threads, MOST_WORKERS, len(order)) if device.type == "cpu" else 1
+    size = min(config.batch_sentences, -(-len(order) // max(1, workers)))
+    batches = [order[begin : begin + size] for begin in range(0, len(order), max(1, size))]
+
+    def decoded(places: list[int]) -> Iterator[tuple[int, Found]]:
+        return _decode_batch(model, sources, places, directions, config, device, forced, trace)
+
+    if workers < 2:
+        for places in batches:
+            yield from decoded(places)
+        return
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+        try:
+            futures = [pool.submit(lambda places: list(decoded(places)), places) for places in batches]
+            for future in as_completed(futures):
+                yield from future.result()
+        finally:  # also where the caller wants no more, or a batch failed
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # a worker's setting becomes that of every thread to come
 
 
 def _decode_batch(
@@ -272,7 +296,9 @@ def _decode_batch(
                 _padded_twice(beginnings, max(lengths)).to(device) if any(lengths) else None,
                 trace,
             )
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not (isinstance(error, torch.OutOfMemoryError) or CPU_IS_FULL in str(error)):
+            raise
         if len(places) == 1:
             raise SearchError(
                 f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"

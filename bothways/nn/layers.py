@@ -35,7 +35,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "n
     gradient, so training goes the usual way.
     """
     if _by_onednn(x, weight):
-        return _product(x, *_packed(weight), bias, then)
+        (whole,) = _packed(weight)
+        return _product(x, whole, bias, then)
     product = F.linear(x, weight, bias)
     return F.relu(product) if then == "relu" else product
 
@@ -101,7 +102,7 @@ def _packed(weight: Tensor, rows: int | None = None) -> list[Tensor]:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
 
 
 class Linear(nn.Linear):

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from bothways import bench
-from bothways.bench import Contender, Row, run, table
+from bothways.bench import Row, run, table
 from bothways.errors import ConfigError
+from bothways.models.transformer import Transformer
+from bothways.peers import PEERS, Contender, Work
 
 ROW = Row("bothways", "transformer-l2r", "tiny", "cpu", "float32", 16, 4, 1234.5, 0.031)
 
@@ -17,7 +18,7 @@ def silent(_: str) -> None: ...
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_our_rows_are_complete(precision: str) -> None:
-    rows = run("tiny", "cpu", [1, 3], [], precision, 1, silent)
+    rows = run("tiny", "cpu", [1, 3], [], [precision], 4, 1, silent)
     assert [(row.system, row.batch) for row in rows] == [(s, b) for b in (1, 3) for s in ("transformer-l2r", "bift")]
     for row in rows:
         assert (row.peer, row.shape, row.device, row.dtype, row.beam) == ("bothways", "tiny", "cpu", precision, 4)
@@ -25,11 +26,25 @@ def test_our_rows_are_complete(precision: str) -> None:
         assert row.spread == 0  # one repeat
 
 
-def test_peers_stand_beside_ours() -> None:
-    pytest.importorskip("transformers")
+@pytest.mark.parametrize("beam", [1, 2])
+def test_every_precision_and_beam_is_measured(beam: int) -> None:
+    rows = run("tiny", "cpu", [2], [], ["float32", "bfloat16"], beam, 1, silent)
+    assert [(row.dtype, row.beam) for row in rows] == [(t, beam) for t in ("float32", "bfloat16") for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "peer, precision, systems, dtype",
+    [
+        ("transformers", "float32", {"MarianMT"}, "float32"),
+        ("ctranslate2", "float32", {"Transformer 2x1", "Transformer 1x2"}, "float32"),
+        ("ctranslate2", "bfloat16", {"Transformer 2x1", "Transformer 1x2"}, "int8"),
+    ],
+)
+def test_peers_stand_beside_ours(two_threads: None, peer: str, precision: str, systems: set[str], dtype: str) -> None:
+    pytest.importorskip(peer)
     said: list[str] = []
-    rows = run("tiny", "cpu", [2], ["transformers"], "float32", 2, said.append)
-    assert [(row.peer, row.system) for row in rows][-1] == ("transformers", "MarianMT")
+    rows = run("tiny", "cpu", [2], [peer], [precision], 4, 2, said.append)
+    assert {(row.system, row.dtype) for row in rows if row.peer == peer} == {(system, dtype) for system in systems}
     assert said == ["batch 2: warmed up", "batch 2: measured 1 of 2", "batch 2: measured 2 of 2"]
 
 
@@ -42,25 +57,25 @@ def test_table_shows_speed_and_ratio() -> None:
 
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_sources_have_25_tokens_on_average(batch: int) -> None:
-    lengths = (bench._sources(batch) != bench.PAD).sum(-1) - 1  # less the end mark
-    assert lengths.float().mean().item() == pytest.approx(25, abs=0.5)
-    assert torch.equal(bench._sources(batch), bench._sources(batch))
+    lengths = [len(source) for source in bench._sources(batch)]
+    assert sum(lengths) / len(lengths) == pytest.approx(25, abs=0.5)
+    assert bench._sources(batch) == bench._sources(batch)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ({"shape": "huge"}, "shape: must be one of tiny, small, base, big, got 'huge'"),
-        ({"precision": "int4"}, "precision: must be one of float32, bfloat16, got 'int4'"),
+        ({"precisions": ["float32", "int4"]}, "precision: must be one of float32, bfloat16, got 'int4'"),
         ({"peers": ["fairseq9"]}, "against: must be any of .*transformers.*, got 'fairseq9'"),
         ({"batches": [16, 0]}, r"batch and repeats: must be at least 1, got \[16, 0\] and 1"),
         ({"device": "abacus"}, "device: must be cpu, or cuda on a machine with a GPU, got 'abacus'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: dict[str, object], message: str) -> None:
-    good = {"shape": "tiny", "device": "cpu", "batches": [1], "peers": [], "precision": "float32", "repeats": 1}
+    good = {"shape": "tiny", "device": "cpu", "batches": [1], "peers": [], "precisions": ["float32"], "repeats": 1}
     with pytest.raises(ConfigError, match=message):
-        run(**{**good, **arguments}, say=silent)  # type: ignore[arg-type]
+        run(**{**good, **arguments}, beam=4, say=silent)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +86,10 @@ def test_what_cannot_be_measured_is_refused(arguments: dict[str, object], messag
     ],
 )
 def test_unlike_work_is_refused(monkeypatch, parameters, tokens: int, message: str) -> None:  # type: ignore[no-untyped-def]
-    def lazy(config, device, dtype) -> Contender:  # type: ignore[no-untyped-def]
-        ours = bench._ours("transformer-l2r", "tiny", device, dtype).parameters
-        return Contender("lazy", "model", parameters(ours), lambda sources: [tokens] * len(sources))
+    def lazy(model: Transformer, work: Work) -> list[Contender]:
+        ours = model.parameter_count()
+        return [Contender("lazy", "model", "int1", parameters(ours), lambda sources, _: [tokens] * len(sources))]
 
-    monkeypatch.setitem(bench.PEERS, "lazy", lazy)
+    monkeypatch.setitem(PEERS, "lazy", lazy)
     with pytest.raises(ConfigError, match=message):
-        run("tiny", "cpu", [1], ["lazy"], "float32", 1, silent)
+        run("tiny", "cpu", [1], ["lazy"], ["float32"], 4, 1, silent)

@@ -474,6 +474,7 @@ def test_score_refuses_wrong_input(say: Say, tmp_path: Path) -> None:
 def test_bench_and_demo_refuse_wrong_options(say: Say, tmp_path: Path) -> None:
     assert_says(say("bench", "--batch", "16,x"), "--batch must be numbers from 1 on, with commas, got '16,x'")
     assert_says(say("bench", "--batch", "0"), "--batch must be numbers from 1 on, with commas, got '0'")
+    assert_says(say("bench", "--beam", "3"), "--beam must be 1 or even, because two directions share it, got 3")
     assert_says(say("bench", "--shape", "huge"), "...shape... 'huge'...")
     assert_says(say("demo", "--system", "x", "--output", tmp_path), "--system: must be bift..., got 'x'")
 
