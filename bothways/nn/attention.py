@@ -37,9 +37,9 @@ def _attend_by_few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     Keys times queries, not queries times keys: with the long side first the keys are read as they lie.
     """
     found = torch.matmul(k, (q * q.size(-1) ** -0.5).transpose(-1, -2)).transpose(-1, -2)
-    scores = torch.empty(found.shape, dtype=torch.float32).copy_(found)
     # The lowest number instead of -∞: a query that may read nothing then reads anything, where NaN would spread.
-    scores += torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+    bias = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+    scores = torch.add(found, bias, out=torch.empty(found.shape))
     return torch.matmul(torch.softmax(scores, dim=-1, out=scores).to(v.dtype), v)
 
 
@@ -71,7 +71,7 @@ class History:
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int, int, int], like: Tensor) -> "History":
         """Room for `shape` = (B, D, H, capacity, K, d)."""
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
+        return cls(like.new_empty(shape), like.new_empty(shape))  # what is not written yet is not read
 
     def write(self, step: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add one token's [B, D, H, K, d]; returns all keys and values so far, [B, D, H, (step + 1) * K, d]."""
@@ -88,7 +88,7 @@ class History:
 
 
 def _grown(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.zeros_like(x)], dim=3)
+    return torch.cat([x, torch.empty_like(x)], dim=3)
 
 
 class SelfAttention(nn.Module):
