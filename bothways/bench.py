@@ -67,7 +67,7 @@ def run(
     for precision in precisions:
         work = Work(shape, torch.device(device), precision, beam, TOKENS_OUT, LONGEST + 1)
         contenders += [_ours(system, work) for system in SYSTEMS]
-        contenders += [one for peer in peers for one in PEERS[peer](_model(SYSTEMS[0], shape), work)]
+        contenders += [one for peer in peers for one in PEERS[peer](random_model(SYSTEMS[0], shape), work)]
     _must_have_one_size(contenders)
     rows = []
     for batch in batches:
@@ -155,7 +155,7 @@ def _must_have_one_size(contenders: Sequence[Contender]) -> None:
             )
 
 
-def _model(system: str, shape: str) -> Transformer:
+def random_model(system: str, shape: str) -> Transformer:
     """Random weights, the same for the same shape."""
     torch.manual_seed(1)
     config = resolve(parse({"system": system, "data": "random", "model": {"preset": shape}}))
@@ -165,7 +165,7 @@ def _model(system: str, shape: str) -> Transformer:
 
 
 def _ours(system: str, work: Work) -> Contender:
-    model = _model(system, work.shape).to(work.device, DTYPES[work.precision])
+    model = random_model(system, work.shape).to(work.device, DTYPES[work.precision])
     directions = DIRECTIONS["both" if model.config.direction == "both" else "l2r"]
     # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
     settings = SearchConfig(beam=work.beam, greedy=work.beam == 1, max_length=work.tokens_out - 1)

@@ -438,6 +438,8 @@ def bench(
     against: Annotated[str, typer.Option(help="Peers, with commas: ctranslate2, transformers.")] = "",
     precision: Annotated[str, typer.Option(help="Ours, with commas: float32, bfloat16.")] = "float32",
     beam: Annotated[int, typer.Option(help="Hypotheses; 1 is greedy.")] = 4,
+    training: Annotated[bool, typer.Option("--training", help="Measure training instead, ours only.")] = False,
+    batch_tokens: Annotated[int, typer.Option(help="Training: target tokens of an update.")] = 25_088,
     repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
     output: Annotated[str | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
     quiet: Quiet = False,
@@ -446,7 +448,8 @@ def bench(
 
     Example: bothways bench --shape base --device cpu --batch 16,64 --against ctranslate2,transformers
     """
-    from bothways.bench import run, table
+    from bothways import bench as decoding_speed
+    from bothways import bench_training as training_speed
 
     peers, precisions = ([name.strip() for name in names.split(",") if name] for names in (against, precision))
     if beam != 1 and (beam < 1 or beam % 2):
@@ -454,8 +457,19 @@ def bench(
     sizes = batch.split(",")
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise ConfigError(f"--batch must be numbers from 1 on, with commas, got {batch!r}")
-    rows = run(shape, device, [int(size) for size in sizes], peers, precisions, beam, repeats, _say(quiet))
-    print(table(rows))
+    rows: list[decoding_speed.Row] | list[training_speed.TrainingRow]
+    if training:
+        rows = [
+            row
+            for precision in precisions
+            for row in training_speed.run(shape, device, batch_tokens, precision, repeats, _say(quiet))
+        ]
+        print(training_speed.table(rows))
+    else:
+        rows = decoding_speed.run(
+            shape, device, [int(size) for size in sizes], peers, precisions, beam, repeats, _say(quiet)
+        )
+        print(decoding_speed.table(rows))
     if output:
         Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 

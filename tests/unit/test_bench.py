@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from bothways import bench
+from bothways import bench, bench_training
 from bothways.bench import Row, run, table
 from bothways.errors import ConfigError
 from bothways.models.transformer import Transformer
 from bothways.peers import PEERS, Contender, Work
+from bothways.tokens import DIRECTIONS
 
 ROW = Row("bothways", "transformer-l2r", "tiny", "cpu", "float32", 16, 4, 1234.5, 0.031)
 
@@ -93,3 +94,41 @@ def test_unlike_work_is_refused(monkeypatch, parameters, tokens: int, message: s
     monkeypatch.setitem(PEERS, "lazy", lazy)
     with pytest.raises(ConfigError, match=message):
         run("tiny", "cpu", [1], ["lazy"], ["float32"], 4, 1, silent)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_training_rows_are_complete() -> None:
+    rows = bench_training.run("tiny", "cpu", 64, "float32", 2, silent)
+    assert [(row.system, row.batch_tokens, row.dtype) for row in rows] == [
+        ("transformer-l2r", 64, "float32"),
+        ("bift", 64, "float32"),
+    ]
+    for row in rows:
+        assert row.target_tokens_per_second > 0 and row.spread >= 0 and row.memory_gib > 0
+        assert 0 < row.share_of_peak < 1.5  # the cores are busy with other things as well
+    assert len(bench_training.table(rows).splitlines()) == 3
+
+
+def test_random_text_bears_the_losses_that_training_has() -> None:
+    one = bench_training.RandomText(3, DIRECTIONS["l2r"], interaction=False)
+    both = bench_training.RandomText(3, DIRECTIONS["both"], interaction=True)
+    for text, rows in ((one, 3), (both, 6)):
+        batch = text.build(text.rows, 32, 3, False)
+        assert len(batch.inputs) == rows
+        assert batch.loss_tokens == text.loss_tokens(text.rows)
+
+
+def test_products_are_counted() -> None:
+    """Forward and twice backward: 6 FLOP a weight and token, besides attention's scores."""
+    model = bench.random_model("transformer-l2r", "tiny")
+    text = bench_training.RandomText(5, DIRECTIONS["l2r"], interaction=False)
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name)
+    products = 6 * 5 * 32 * (matrices + model.output_weight.numel())
+    assert products < bench_training._flops(model, text) < 1.2 * products
+
+
+def test_training_that_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch-tokens and repeats: must be at least 32 and 1, got 31 and 3"):
+        bench_training.run("tiny", "cpu", 31, "float32", 3, silent)
