@@ -27,7 +27,7 @@ TOKENS_OUT = 30
 SHORTEST, LONGEST = 15, 35  # tokens of a source; every length is as frequent as the others
 SYSTEMS = ("transformer-l2r", "bift")  # ours
 SAME_SIZE = 0.02  # by how much a peer's number of parameters may differ from ours
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16")}
 FEWEST = 8  # sentences decoded in one measurement, so that it takes long enough to be measured
 
 
@@ -89,12 +89,12 @@ def run(
 
 def check_machine(shape: str, device: str, precisions: Sequence[str]) -> None:
     """What is asked for can be measured here."""
-    for name, values, accepted in (("shape", [shape], PRESETS), ("precision", precisions, DTYPES)):
+    if device not in PRECISIONS or (device == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
+    for name, values, accepted in (("shape", [shape], PRESETS), ("precision", precisions, PRECISIONS[device])):
         for value in values:
             if value not in accepted:
                 raise ConfigError(f"{name}: must be one of {', '.join(accepted)}, got {value!r}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -165,7 +165,7 @@ def random_model(system: str, shape: str) -> Transformer:
 
 
 def _ours(system: str, work: Work) -> Contender:
-    model = random_model(system, work.shape).to(work.device, DTYPES[work.precision])
+    model = random_model(system, work.shape).in_precision(work.precision).to(work.device)
     directions = DIRECTIONS["both" if model.config.direction == "both" else "l2r"]
     # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
     settings = SearchConfig(beam=work.beam, greedy=work.beam == 1, max_length=work.tokens_out - 1)

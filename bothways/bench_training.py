@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bothways.bench import DTYPES, SYSTEMS, VOCABULARY, check_machine, random_model
+from bothways.bench import SYSTEMS, VOCABULARY, check_machine, random_model
 from bothways.config import TrainConfig
 from bothways.data.batch import Batch
 from bothways.errors import ConfigError
@@ -89,6 +89,8 @@ def run(
 ) -> list[TrainingRow]:
     """Measure our systems, one after the other."""
     check_machine(shape, device, [precision])
+    if precision == "int8":
+        raise ConfigError("precision: int8 is for decoding; accepted for training: float32, bfloat16")
     if batch_tokens < WIDTH or repeats < 1:
         raise ConfigError(f"batch-tokens and repeats: must be at least {WIDTH} and 1, got {batch_tokens} and {repeats}")
     rows = []
@@ -149,7 +151,7 @@ def _measured(system: str, shape: str, device: str, pairs: int, precision: str, 
 def matrix_peak(device: str, precision: str) -> float:
     """FLOP per second of a large square product, the best of several."""
     n = 8192 if device == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=device, dtype=DTYPES[precision]) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     seconds = []
     for _ in range(10):
         _wait(device)

@@ -213,7 +213,7 @@ def decode(
     future: Annotated[str, typer.Option(help="With --score: none, decoded, or a file of futures.")] = "none",
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16 (faster, no longer exact).")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32; or faster and not exact: bfloat16, int8.")] = "float32",
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -229,7 +229,7 @@ def decode(
     from bothways.translator import Translator
 
     _must_be_one_of("--format", form, ("text", "jsonl"))
-    _must_be_one_of("--precision", precision, ("float32", "bfloat16"))
+    _must_be_one_of("--precision", precision, ("float32", "bfloat16", "int8"))
     if score is None and future != "none":
         raise ConfigError(f"--future belongs to --score FILE, got {future!r} without it")
     if score is not None and (prefix or suffix):
@@ -436,7 +436,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "16,64",
     against: Annotated[str, typer.Option(help="Peers, with commas: ctranslate2, transformers.")] = "",
-    precision: Annotated[str, typer.Option(help="Ours, with commas: float32, bfloat16.")] = "float32",
+    precision: Annotated[str, typer.Option(help="Ours, with commas: float32, bfloat16, int8.")] = "float32",
     beam: Annotated[int, typer.Option(help="Hypotheses; 1 is greedy.")] = 4,
     training: Annotated[bool, typer.Option("--training", help="Measure training instead, ours only.")] = False,
     batch_tokens: Annotated[int, typer.Option(help="Training: target tokens of an update.")] = 25_088,

@@ -73,7 +73,8 @@ def _transformers(model: Transformer, work: Work) -> list[Contender]:
         forced_eos_token_id=None,
         **tokens,
     )
-    marian = transformers.MarianMTModel(same).to(work.device, getattr(torch, work.precision)).eval()
+    dtype = torch.float32 if work.precision == "float32" else torch.bfloat16
+    marian = transformers.MarianMTModel(same).to(work.device, dtype).eval()
     length = {"min_new_tokens": work.tokens_out, "max_new_tokens": work.tokens_out}
     marian.generation_config = transformers.GenerationConfig(
         num_beams=work.beam, length_penalty=0.6, **length, **tokens
@@ -91,7 +92,7 @@ def _transformers(model: Transformer, work: Work) -> list[Contender]:
         return lengths
 
     parameters = sum(p.numel() for p in marian.parameters())
-    return [Contender("transformers", "MarianMT", work.precision, parameters, decode)]
+    return [Contender("transformers", "MarianMT", str(dtype).removeprefix("torch."), parameters, decode)]
 
 
 # -- CTranslate2 -------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def _ctranslate2(model: Transformer, work: Work) -> list[Contender]:
     """
     package = _installed("ctranslate2")
     on_cpu, threads = work.device.type == "cpu", torch.get_num_threads()
-    compute = "int8" if on_cpu and work.precision == "bfloat16" else work.precision
+    compute = "int8" if on_cpu and work.precision != "float32" else work.precision
     modes = list(dict.fromkeys([(threads, 1), (1, threads)])) if on_cpu else [(1, 0)]
     with tempfile.TemporaryDirectory(prefix="bothways-ctranslate2-") as folder:
         parameters = convert(model, folder, work.longest + work.tokens_out)

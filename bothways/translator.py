@@ -96,9 +96,9 @@ class Translator:
         device = device_of(device)
         config = changed(run.config, search=search_options).search
         model = run.model(checkpoint, say).to(device)
-        if precision == "bfloat16":
-            model = model.to(torch.bfloat16)
-        return cls(run, model, config, device)
+        if precision == "int8" and torch.device(device).type != "cpu":
+            raise SearchError(f"--precision: int8 is for CPUs; accepted on {device}: float32, bfloat16")
+        return cls(run, model if precision == "float32" else model.in_precision(precision), config, device)
 
     def translate(
         self,

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from bothways.nn.layers import output_layer, pack_when_used
+from bothways.nn.layers import Packed, output_layer, pack_when_used
 from bothways.tokens import FIRST_PREDICTED
 
 
@@ -51,6 +51,8 @@ class Lattice:
 
 class Seq2Seq(nn.Module):
     """An encoder-decoder with one or two directions."""
+
+    int8 = False  # whether the output layer multiplies in int8 while the model decodes in bfloat16 on a CPU
 
     @abstractmethod
     def encode(self, source: Tensor) -> Memory:
@@ -110,7 +112,15 @@ class Seq2Seq(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Learn, or decode (see `eval`): only then may weights be packed for it."""
         pack_when_used(self, wanted=not mode)
+        if self.int8 and not mode:
+            self.output_weight.__dict__["packed"] = Packed(int8=True)
         return super().train(mode)
+
+    def in_precision(self, precision: str) -> Self:
+        """Ready to decode in float32, in bfloat16, or in int8: bfloat16, but for an output layer in int8."""
+        self.int8 = precision == "int8"
+        dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        return self.to(dtype).eval()
 
     def parameter_count(self) -> int:
         """Trained numbers, shared ones once."""

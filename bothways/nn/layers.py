@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +50,14 @@ def output_layer(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype != torch.bfloat16 or not _by_onednn(x, weight):
         return linear(x, weight)
     out = torch.empty(*x.shape[:-1], weight.size(0), dtype=torch.float32)
-    for words, block in zip(out.split(BLOCK, dim=-1), _packed(weight, BLOCK), strict=True):
-        words.copy_(_product(x, block))
+    packed: Packed | None = getattr(weight, "packed", None)
+    if packed is not None and packed.int8:
+        rows, scale = _as_int8(x.float())
+        for words, quantized in zip(out.split(BLOCK, dim=-1), packed.quantized(weight), strict=True):
+            torch.mul(quantized.product(rows), scale, out=words)
+    else:
+        for words, block in zip(out.split(BLOCK, dim=-1), _packed(weight, BLOCK), strict=True):
+            words.copy_(_product(x, block))
     return out
 
 
@@ -64,21 +71,64 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """Some rows of a weight in int8, each with a scale of its own."""
+
+    weight: Tensor  # packed
+    scales: Tensor  # [n]
+    zeros: Tensor  # [n]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Quantized":
+        """Rounded to the nearest of 255 steps between a row's largest number and its negative."""
+        rows, scale = _as_int8(weight.float())
+        packed = torch.ops.onednn.qlinear_prepack(rows, None)
+        return cls(packed, scale.squeeze(1), torch.zeros(len(weight), dtype=torch.int64))
+
+    def product(self, rows: Tensor) -> Tensor:
+        """What rows of int8 make of it, in float32, before it is multiplied by their scale."""
+        # Shifted to unsigned numbers: a CPU multiplies those with signed ones.
+        shifted = rows.flatten(0, -2).view(torch.uint8) ^ 128
+        return torch.ops.onednn.qlinear_pointwise(
+            shifted, 1.0, 128, self.weight, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        ).view(*rows.shape[:-1], -1)
+
+
+def _as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of int8 and the scale [..., 1] of each: a row's own, so that it does not depend on its neighbours."""
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return (x / scale).round_().to(torch.int8), scale
+
+
 class Packed:
     """A weight in oneDNN's own order, made when it is first needed and again when the weight has changed."""
 
-    def __init__(self) -> None:
-        self.version, self.weight = -1, torch.empty(0)
+    def __init__(self, int8: bool = False) -> None:
+        self.version, self.weight, self.int8 = -1, torch.empty(0), int8
         self.blocks: list[Tensor] = []
+        self.int8_blocks: list[Quantized] = []
 
     def of(self, weight: Tensor, rows: int) -> list[Tensor]:
         """The packed weight, in blocks of so many of its rows."""
-        if self.version != weight._version or self.weight.data_ptr() != weight.data_ptr():
-            # Held on to, so that no other weight can come to lie at the same place and be taken for this one.
-            self.weight = weight.detach()
-            self.blocks = [torch.ops.mkldnn._reorder_linear_weight(block, ROWS) for block in self.weight.split(rows)]
-            self.version = weight._version
+        if self._has_changed(weight):
+            self.blocks = [torch.ops.mkldnn._reorder_linear_weight(block, ROWS) for block in weight.split(rows)]
+            self._remember(weight)
         return self.blocks
+
+    def quantized(self, weight: Tensor) -> list[Quantized]:
+        """The weight in int8, in blocks of words."""
+        if self._has_changed(weight):
+            self.int8_blocks = [Quantized.of(block) for block in weight.split(BLOCK)]
+            self._remember(weight)
+        return self.int8_blocks
+
+    def _has_changed(self, weight: Tensor) -> bool:
+        return self.version != weight._version or self.weight.data_ptr() != weight.data_ptr()
+
+    def _remember(self, weight: Tensor) -> None:
+        # Held on to, so that no other weight can come to lie at the same place and be taken for this one.
+        self.weight, self.version = weight.detach(), weight._version
 
 
 def pack_when_used(module: nn.Module, wanted: bool) -> None:
