@@ -17,7 +17,7 @@ ROW = Row("bothways", "transformer-l2r", "tiny", "cpu", "float32", 16, 4, 1234.5
 def silent(_: str) -> None: ...
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_our_rows_are_complete(precision: str) -> None:
     rows = run("tiny", "cpu", [1, 3], [], [precision], 4, 1, silent)
     assert [(row.system, row.batch) for row in rows] == [(s, b) for b in (1, 3) for s in ("transformer-l2r", "bift")]
@@ -67,7 +67,7 @@ def test_sources_have_25_tokens_on_average(batch: int) -> None:
     "arguments, message",
     [
         ({"shape": "huge"}, "shape: must be one of tiny, small, base, big, got 'huge'"),
-        ({"precisions": ["float32", "int4"]}, "precision: must be one of float32, bfloat16, got 'int4'"),
+        ({"precisions": ["float32", "int4"]}, "precision: must be one of float32, bfloat16, int8, got 'int4'"),
         ({"peers": ["fairseq9"]}, "against: must be any of .*transformers.*, got 'fairseq9'"),
         ({"batches": [16, 0]}, r"batch and repeats: must be at least 1, got \[16, 0\] and 1"),
         ({"device": "abacus"}, "device: must be cpu, or cuda on a machine with a GPU, got 'abacus'"),
@@ -132,3 +132,5 @@ def test_products_are_counted() -> None:
 def test_training_that_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ConfigError, match="batch-tokens and repeats: must be at least 32 and 1, got 31 and 3"):
         bench_training.run("tiny", "cpu", 31, "float32", 3, silent)
+    with pytest.raises(ConfigError, match="precision: int8 is for decoding; accepted for training: float32, bfloat16"):
+        bench_training.run("tiny", "cpu", 64, "int8", 3, silent)

@@ -208,3 +208,35 @@ def test_a_sentence_of_1000_tokens_decodes() -> None:
     [(_, one)] = decode(model, [source], (L2R, R2L), config, CPU, trace=True)
     assert one.trace is not None and len(one.trace.steps) == 1002
     assert one.hypotheses
+
+
+# -- int8 --------------------------------------------------------------------------------------------------------------
+
+
+@BFLOAT16
+@pytest.mark.parametrize("words", [100, 9000])
+def test_int8_comes_close(no_grad: None, words: int) -> None:
+    torch.manual_seed(4)
+    weight = nn.Parameter(torch.randn(words, 64).bfloat16())
+    weight.packed = layers.Packed(int8=True)  # type: ignore[attr-defined]
+    x = torch.randn(2, 3, 64).bfloat16()
+    x[0, 0] *= 100
+    exact = F.linear(x.float(), weight.float())
+    error = (output_layer(x, weight) - exact).std(-1) / exact.std(-1)
+    assert 0 < float(error.max()) < 0.02  # of each row, however large its neighbours are
+
+
+@BFLOAT16
+def test_int8_does_not_depend_on_the_batch() -> None:
+    model = toy_model("bift", vocabulary=300, width=16).in_precision("int8")
+    sources = [source[:-1].tolist() for source in toy_sources(3, 12, vocabulary=300)]
+    together, alone = (
+        dict(decode(model, sources, (L2R, R2L), settings(max_length=6, batch_sentences=n), CPU)) for n in (12, 1)
+    )
+    same = sum(together[i].hypotheses[0].tokens == alone[i].hypotheses[0].tokens for i in range(12))
+    assert same >= 10  # bfloat16 around it is not exact
+    assert model.output_weight.packed.int8_blocks  # type: ignore[attr-defined]
+    model.train().eval()
+    assert model.output_weight.packed.int8  # type: ignore[attr-defined]
+    model.in_precision("bfloat16")
+    assert not model.output_weight.packed.int8  # type: ignore[attr-defined]
