@@ -361,7 +361,7 @@ NO_FUTURE = "--future: {run} is a transformer-l2r run, which reads no future; ac
         (["--future", "decoded"], b"a\n", "--future belongs to --score FILE, got 'decoded' without it"),
         (["--score", "{one}", "--prefix", "{one}"], b"a\n", "--score takes no --prefix and no --suffix: ..."),
         (["--format", "xml"], b"a\n", "--format must be text or jsonl, got 'xml'"),
-        (["--precision", "int4"], b"a\n", "--precision must be float32, bfloat16 or int8, got 'int4'"),
+        (["--precision", "int4"], b"a\n", "--precision must be float32 or bfloat16 or int8, got 'int4'"),
         (["--device", "gpu"], b"a\n", "--device: must be one of cpu... on this machine..., got 'gpu'"),
         (["--checkpoint", "9"], b"a\n", "{run}/checkpoints/000009: no such checkpoint; there are: 000001, 000002"),
         (["--checkpoint", "average"], b"a\n", "{run}/checkpoints/average: no such checkpoint; there are: 000001, ..."),
