@@ -92,12 +92,12 @@ class Translator:
         **search_options: Any,
     ) -> Self:
         """A run's model on a device (a GPU if there is one), its search options changed as named."""
-        run = Run.open(folder)
         device = device_of(device)
-        config = changed(run.config, search=search_options).search
-        model = run.model(checkpoint, say).to(device)
         if precision == "int8" and torch.device(device).type != "cpu":
             raise SearchError(f"--precision: int8 is for CPUs; accepted on {device}: float32, bfloat16")
+        run = Run.open(folder)
+        config = changed(run.config, search=search_options).search
+        model = run.model(checkpoint, say).to(device)
         return cls(run, model if precision == "float32" else model.in_precision(precision), config, device)
 
     def translate(

@@ -12,11 +12,16 @@ from bothways.tokens import PAD
 
 ROWS = 64  # of a product: what oneDNN packs for; measured, any number from 16 on gives the same order
 BLOCK = 4096  # words of the output layer that are computed at a time
-ONEDNN_DTYPES = [
-    dtype
-    for dtype, runs in ((torch.float32, True), (torch.bfloat16, torch.ops.mkldnn._is_mkldnn_bf16_supported()))
-    if runs and torch.backends.mkldnn.is_available()
-]
+
+
+def _dtypes_of_onednn() -> tuple[torch.dtype, ...]:
+    if not torch.backends.mkldnn.is_available():
+        return ()
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if has_bfloat16 else (torch.float32,)
+
+
+ONEDNN_DTYPES = _dtypes_of_onednn()
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -105,30 +110,33 @@ class Packed:
     """A weight in oneDNN's own order, made when it is first needed and again when the weight has changed."""
 
     def __init__(self, int8: bool = False) -> None:
-        self.version, self.weight, self.int8 = -1, torch.empty(0), int8
-        self.blocks: list[Tensor] = []
+        self.int8 = int8  # whether the output layer is to multiply in int8
+        self.version, self.weight = -1, torch.empty(0)
+        self.blocks: dict[int, list[Tensor]] = {}
         self.int8_blocks: list[Quantized] = []
 
     def of(self, weight: Tensor, rows: int) -> list[Tensor]:
         """The packed weight, in blocks of so many of its rows."""
-        if self._has_changed(weight):
-            self.blocks = [torch.ops.mkldnn._reorder_linear_weight(block, ROWS) for block in weight.split(rows)]
-            self._remember(weight)
-        return self.blocks
+        self._forget_if_changed(weight)
+        found = self.blocks.get(rows)
+        if found is None:  # two workers may both find it so; each returns what it made
+            found = [torch.ops.mkldnn._reorder_linear_weight(block, ROWS) for block in weight.detach().split(rows)]
+            self.blocks[rows] = found
+        return found
 
     def quantized(self, weight: Tensor) -> list[Quantized]:
         """The weight in int8, in blocks of words."""
-        if self._has_changed(weight):
-            self.int8_blocks = [Quantized.of(block) for block in weight.split(BLOCK)]
-            self._remember(weight)
-        return self.int8_blocks
+        self._forget_if_changed(weight)
+        found = self.int8_blocks
+        if not found:
+            self.int8_blocks = found = [Quantized.of(block) for block in weight.detach().split(BLOCK)]
+        return found
 
-    def _has_changed(self, weight: Tensor) -> bool:
-        return self.version != weight._version or self.weight.data_ptr() != weight.data_ptr()
-
-    def _remember(self, weight: Tensor) -> None:
-        # Held on to, so that no other weight can come to lie at the same place and be taken for this one.
-        self.weight, self.version = weight.detach(), weight._version
+    def _forget_if_changed(self, weight: Tensor) -> None:
+        if self.version != weight._version or self.weight.data_ptr() != weight.data_ptr():
+            self.blocks, self.int8_blocks = {}, []
+            # Held on to, so that no other weight can come to lie at the same place and be taken for this one.
+            self.weight, self.version = weight.detach(), weight._version
 
 
 def pack_when_used(module: nn.Module, wanted: bool) -> None:

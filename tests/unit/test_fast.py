@@ -16,7 +16,7 @@ from bothways.nn.attention import _attend_by_few, attend
 from bothways.nn.layers import Linear, linear, output_layer, pack_when_used
 from bothways.search.hypothesis import Found
 from bothways.tokens import L2R, R2L
-from bothways.translator import LONGEST_SOURCE, decode
+from bothways.translator import LONGEST_SOURCE, Translator, decode
 
 CPU = torch.device("cpu")
 ONEDNN = pytest.mark.skipif(torch.float32 not in layers.ONEDNN_DTYPES, reason="this PyTorch has no oneDNN")
@@ -49,7 +49,7 @@ def test_a_packed_weight_computes_the_same(no_grad: None, rows: int, then: str, 
     expected = plain.relu() if then == "relu" else plain
     close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     torch.testing.assert_close(linear(x, layer.weight, layer.bias, then).double(), expected, **close)
-    assert layer.weight.packed.blocks[0].is_mkldnn
+    assert layer.weight.packed.blocks[70][0].is_mkldnn
 
 
 @ONEDNN
@@ -103,7 +103,17 @@ def test_the_output_layer_in_blocks_is_the_whole(no_grad: None, words: int) -> N
     found = output_layer(x, weight)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, F.linear(x.float(), weight.float()), atol=0.05, rtol=0.01)
-    assert len(weight.packed.blocks) == -(-words // layers.BLOCK)
+    assert len(weight.packed.blocks[layers.BLOCK]) == -(-words // layers.BLOCK)
+
+
+@BFLOAT16
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_weight_serves_as_a_layer_and_as_output_layer(no_grad: None, int8: bool) -> None:
+    weight = nn.Parameter(torch.randn(5000, 16).bfloat16())
+    weight.packed = layers.Packed(int8)  # type: ignore[attr-defined]
+    x = torch.randn(3, 16).bfloat16()
+    for _ in range(2):
+        torch.testing.assert_close(output_layer(x, weight), linear(x, weight).float(), atol=0.5, rtol=0.05)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -240,3 +250,9 @@ def test_int8_does_not_depend_on_the_batch() -> None:
     assert model.output_weight.packed.int8  # type: ignore[attr-defined]
     model.in_precision("bfloat16")
     assert not model.output_weight.packed.int8  # type: ignore[attr-defined]
+
+
+def test_int8_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bothways.translator.device_of", lambda _: "cuda")
+    with pytest.raises(SearchError, match="--precision: int8 is for CPUs; accepted on cuda: float32, bfloat16"):
+        Translator.open("run", precision="int8")
