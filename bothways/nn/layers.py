@@ -55,7 +55,7 @@ def output_layer(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype != torch.bfloat16 or not _by_onednn(x, weight):
         return linear(x, weight)
     out = torch.empty(*x.shape[:-1], weight.size(0), dtype=torch.float32)
-    packed: Packed | None = getattr(weight, "packed", None)
+    packed = _packing(weight)
     if packed is not None and packed.int8:
         rows, scale = _as_int8(x.float())
         for words, quantized in zip(out.split(BLOCK, dim=-1), packed.quantized(weight), strict=True):
@@ -152,9 +152,14 @@ def pack_when_used(module: nn.Module, wanted: bool) -> None:
             weight.__dict__["packed"] = Packed()
 
 
+def _packing(weight: Tensor) -> Packed | None:
+    """Where a weight is packed: nowhere while it learns, nor if made in inference mode, which counts no changes."""
+    return None if weight.is_inference() else getattr(weight, "packed", None)
+
+
 def _packed(weight: Tensor, rows: int | None = None) -> list[Tensor]:
     """A weight in blocks of `rows`, packed if it may be."""
-    packed: Packed | None = getattr(weight, "packed", None)
+    packed = _packing(weight)
     rows = rows or weight.size(0)
     return list(weight.split(rows)) if packed is None else packed.of(weight, rows)
 

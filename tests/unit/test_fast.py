@@ -77,6 +77,12 @@ def test_a_model_that_learns_has_no_packed_weights() -> None:
     assert not any(hasattr(p, "packed") for p in weights)
 
 
+def test_a_model_made_in_inference_mode_decodes() -> None:
+    with torch.inference_mode():
+        model = toy_model()
+    assert len(found(model, 3)) == 3
+
+
 @ONEDNN
 def test_an_update_by_adam_is_seen_when_the_model_decodes_again() -> None:
     """A fused Adam leaves no trace on a weight's version."""
