@@ -1,39 +1,38 @@
-"""Decoding speed with random weights: shape, device and batch sizes in; sentences per second of every system out.
+"""Speed with random weights: shape, device and batch sizes in; sentences per second of every system out.
 
 Everyone does the same work: an encoder-decoder Transformer of one shape, one vocabulary of 32,000, sources of 25 tokens
-on average, beam 4, and exactly 30 tokens out, because the end mark is made impossible. Systems take turns, so that a
-machine that slows down slows all of them; only figures of one run are to be compared. Systems of two passes put out
-30 tokens in each of them.
+on average, one beam, and exactly 30 tokens out, because the end mark is made impossible. Systems take turns, so that a
+machine that slows down slows all of them; only figures of one run are to be compared. Systems of two passes or of two
+models put out 30 tokens in each of them.
 """
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bothways.config import PRESETS, Config, ModelConfig, SearchConfig, parse
+from bothways.config import PRESETS, RNN_PRESETS, SearchConfig, parse
 from bothways.errors import ConfigError
 from bothways.models.ensemble import Panel
 from bothways.models.interface import Memory, Seq2Seq, State, TwoPass
 from bothways.models.table import SYSTEMS, build, resolve
-from bothways.rescoring import padded
-from bothways.search.beam import Plan, search
-from bothways.tokens import DIRECTIONS, END, L2R, PAD, R2L, SPECIAL_TOKENS
-from bothways.translator import decode as decode_texts
-from bothways.translator import first_pass
+from bothways.models.transformer import Transformer
+from bothways.peers import PEERS, Contender, Work
+from bothways.tokens import DIRECTIONS, END, SPECIAL_TOKENS
+from bothways.translator import decode
 
 VOCABULARY = 32_000
-BEAM = 4
 TOKENS_OUT = 30
 SHORTEST, LONGEST = 15, 35  # tokens of a source; every length is as frequent as the others
 OURS = ("transformer-l2r", "bift")  # unless others are named
 SAME_SIZE = 0.02  # by how much a peer's number of parameters may differ from ours
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16")}
+SHAPES = PRESETS | RNN_PRESETS  # by name; `paper` is of LSTMs
+FEWEST = 8  # sentences decoded in one measurement, so that it takes long enough to be measured
 
 
 @dataclass(frozen=True)
@@ -51,73 +50,73 @@ class Row:
     spread: float  # (largest - smallest) / median
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A model that is ready to decode."""
-
-    peer: str
-    system: str
-    parameters: int
-    decode: Callable[[Tensor], list[int]]  # sources [B, S] -> how many tokens each sentence's best output has
-
-
 def run(
     shape: str,
     device: str,
     batches: Sequence[int],
     peers: Sequence[str],
-    precision: str,
+    precisions: Sequence[str],
+    beam: int,
     repeats: int,
     say: Callable[[str], None],
     systems: Sequence[str] = OURS,
 ) -> list[Row]:
     """Measure our systems and the peers, in turns; rows by batch size, then by contender."""
-    for name, value, accepted in (("shape", shape, PRESETS), ("precision", precision, DTYPES)):
-        if value not in accepted:
-            raise ConfigError(f"{name}: must be one of {', '.join(accepted)}, got {value!r}")
+    check_machine(shape, device, precisions)
     for peer in peers:
         if peer not in PEERS:
             raise ConfigError(f"against: must be any of {', '.join(PEERS)}, got {peer!r}")
     for system in systems or [""]:
-        if system not in SYSTEMS:
-            raise ConfigError(f"system: must be any of {', '.join(SYSTEMS)}, got {system!r}")
+        if system not in SYSTEMS or system == "ensemble":
+            known = [name for name in SYSTEMS if name != "ensemble"]
+            raise ConfigError(f"system: must be any of {', '.join(known)}, got {system!r}")
     if min([repeats, *batches]) < 1:
         raise ConfigError(f"batch and repeats: must be at least 1, got {list(batches)} and {repeats}")
-    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
-    torch.manual_seed(1)
-    place, dtype = torch.device(device), DTYPES[precision]
-    contenders = [_ours(system, shape, place, dtype) for system in systems]
-    contenders += [PEERS[peer](_model_config(systems[0], shape), place, dtype) for peer in peers]
+    contenders = []
+    for precision in precisions:
+        work = Work(shape, torch.device(device), precision, beam, TOKENS_OUT, LONGEST + 1)
+        contenders += [_ours(system, work) for system in systems]
+        contenders += [one for peer in peers for one in PEERS[peer](random_transformer(shape), work)]
     _must_have_one_size(contenders)
     rows = []
     for batch in batches:
-        sources = _sources(batch).to(place)
+        sources = _sources(_at_once(batch, device))
         times: list[list[float]] = [[] for _ in contenders]
         for repeat in range(repeats + 1):
             for contender, seconds in zip(contenders, times, strict=True):
-                taken = _timed(contender, sources)
+                taken = _timed(contender, sources, batch)
                 if repeat:  # the first time is for warming up
                     seconds.append(taken)
             say(f"batch {batch}: {f'measured {repeat} of {repeats}' if repeat else 'warmed up'}")
         for contender, seconds in zip(contenders, times, strict=True):
             median = statistics.median(seconds)
             spread = (max(seconds) - min(seconds)) / median
-            labels = contender.peer, contender.system, shape, device, precision, batch, BEAM
-            rows.append(Row(*labels, batch / median, spread))
+            labels = contender.peer, contender.system, shape, device, contender.dtype, batch, beam
+            rows.append(Row(*labels, len(sources) / median, spread))
     return rows
+
+
+def check_machine(shape: str, device: str, precisions: Sequence[str]) -> None:
+    """What is asked for can be measured here."""
+    if device not in PRECISIONS or (device == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device: must be cpu, or cuda on a machine with a GPU, got {device!r}")
+    for name, values, accepted in (("shape", [shape], SHAPES), ("precision", precisions, PRECISIONS[device])):
+        for value in values:
+            if value not in accepted:
+                raise ConfigError(f"{name}: must be one of {', '.join(accepted)}, got {value!r}")
 
 
 def table(rows: Sequence[Row]) -> str:
     """Rows for a person to read; speeds also as a share of the first system's at the same batch size."""
     head = ["peer", "system", "shape", "device", "dtype", "batch", "beam", "sentences/s", "spread", "ratio"]
-    first = (rows[0].peer, rows[0].system)
-    base = {row.batch: row.sentences_per_second for row in rows if (row.peer, row.system) == first}
+    first: dict[int, float] = {}  # in the first precision
+    for row in rows:
+        first.setdefault(row.batch, row.sentences_per_second)
     lines = [head]
     for row in rows:
         speed = row.sentences_per_second
         labels = [row.peer, row.system, row.shape, row.device, row.dtype, str(row.batch), str(row.beam)]
-        lines.append([*labels, f"{speed:,.2f}", f"{row.spread:.0%}", f"{speed / base[row.batch]:.2f}"])
+        lines.append([*labels, f"{speed:,.2f}", f"{row.spread:.0%}", f"{speed / first[row.batch]:.2f}"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = 5  # columns that are words; the rest are numbers
     return "\n".join(
@@ -126,20 +125,27 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def _sources(batch: int) -> Tensor:
-    """Random sentences [B, S], each with its end mark; lengths spread evenly, the same ones every time."""
-    generator = torch.Generator().manual_seed(batch)
-    lengths = [SHORTEST + int((LONGEST - SHORTEST + 1) * (i + 0.5) / batch) for i in range(batch)]
-    words = [torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-    return padded([[*sentence, END] for sentence in words])
+def _at_once(batch: int, device: str) -> int:
+    """Sentences of one measurement: on a CPU every core may have a batch of its own, whoever decodes."""
+    if device != "cpu":
+        return batch
+    rounds = -(-FEWEST // (batch * torch.get_num_threads()))
+    return batch * torch.get_num_threads() * rounds
 
 
-def _timed(contender: Contender, sources: Tensor) -> float:
-    """Seconds for one batch."""
+def _sources(count: int) -> list[list[int]]:
+    """Random sentences; lengths spread evenly, the same ones every time."""
+    generator = torch.Generator().manual_seed(count)
+    lengths = [SHORTEST + int((LONGEST - SHORTEST + 1) * (i + 0.5) / count) for i in range(count)]
+    return [torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def _timed(contender: Contender, sources: Sequence[list[int]], batch: int) -> float:
+    """Seconds for all sources."""
     began = time.perf_counter()
-    lengths = contender.decode(sources)  # outputs are lists of the CPU: by then a GPU has finished
+    lengths = contender.decode(sources, batch)  # outputs are lists of the CPU: by then a GPU has finished
     seconds = time.perf_counter() - began
-    if lengths != [TOKENS_OUT] * len(sources):
+    if list(lengths) != [TOKENS_OUT] * len(sources):
         raise ConfigError(
             f"{contender.peer} {contender.system} does not do the same work: it generated {min(lengths)} to "
             f"{max(lengths)} tokens per sentence instead of {TOKENS_OUT}"
@@ -157,139 +163,67 @@ def _must_have_one_size(contenders: Sequence[Contender]) -> None:
             )
 
 
-# -- ours --------------------------------------------------------------------------------------------------------------
+def random_model(system: str, shape: str) -> Seq2Seq:
+    """Random weights, the same for the same shape."""
+    torch.manual_seed(1)
+    config = resolve(parse({"system": system, "data": "random", "model": {"preset": shape}}))
+    return build(config, VOCABULARY, VOCABULARY).eval()
 
 
-def _ours(system: str, shape: str, device: torch.device, dtype: torch.dtype) -> Contender:
-    if system == "rerank":
-        return _rerank(shape, device, dtype)
-    config = _config(system, shape)
-    model = build(config, VOCABULARY, VOCABULARY).to(device, dtype).eval()
-    directions = DIRECTIONS[config.search.direction or "both"]
-    # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
-    settings = SearchConfig(beam=BEAM, max_length=TOKENS_OUT - 1)
-    slots = Plan.of(settings, directions).slots
-    for one in (model, model.first) if isinstance(model, TwoPass) else (model,):
-        _never_ends(one)
-
-    def decode(sources: Tensor) -> list[int]:
-        limits = torch.full((len(sources),), TOKENS_OUT - 1, device=device)
-        with torch.inference_mode():
-            memory = model.encode(sources)
-            if isinstance(model, TwoPass):
-                memory, _ = first_pass(model, memory, limits, settings)
-            state = model.start(memory, len(directions), slots)
-            found = search(model.step, state, limits, directions, settings)
-        return [len(one.hypotheses[0].tokens) + one.hypotheses[0].cut_off for one in found]
-
-    return Contender("bothways", system, model.parameter_count(), decode)
+def random_transformer(shape: str) -> Transformer:
+    """What peers do the same work as."""
+    model = random_model(OURS[0], shape)
+    assert isinstance(model, Transformer)
+    return model
 
 
-def _never_ends(model: Seq2Seq) -> None:
-    """The end mark becomes impossible."""
-    log_probs = model.log_probs
-
-    def without_end(hidden: Tensor) -> Tensor:
-        found = log_probs(hidden)
-        found[..., END] = -torch.inf
-        return found
-
-    model.log_probs = without_end  # type: ignore[method-assign]
-
-
-def _rerank(shape: str, device: torch.device, dtype: torch.dtype) -> Contender:
-    """Two models search, and both judge what they have found: complete hypotheses, which end at the last step."""
-    systems = ("transformer-l2r", "transformer-r2l")
-    models = [build(_config(system, shape), VOCABULARY, VOCABULARY).to(device, dtype).eval() for system in systems]
+def _ours(system: str, work: Work) -> Contender:
+    names = ("transformer-l2r", "transformer-r2l") if system == "rerank" else (system,)
+    models = [random_model(name, work.shape).in_precision(work.precision).to(work.device) for name in names]
+    directions = DIRECTIONS["both" if system == "rerank" else SYSTEMS[system].direction]
     for model in models:
-        _ends_with(TOKENS_OUT, model)
-    panel = Panel(models, [(L2R,), (R2L,)])
+        for one in (model, model.first) if isinstance(model, TwoPass) else (model,):
+            (_ends_at if system == "rerank" else _never_ends)(one, work.tokens_out)
+    decoder = Panel(models, [(d,) for d in directions]) if system == "rerank" else models[0]
+    # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
+    settings = SearchConfig(beam=work.beam, greedy=work.beam == 1, max_length=work.tokens_out - 1)
 
-    def decode(sources: Tensor) -> list[int]:
-        texts = [[token for token in row if token not in (PAD, END)] for row in sources.tolist()]
-        settings = SearchConfig(beam=BEAM, max_length=TOKENS_OUT - 1, batch_sentences=len(texts))
-        found = dict(decode_texts(panel, texts, (L2R, R2L), settings, device))
-        return [len(found[i].hypotheses[0].tokens) + 1 for i in range(len(texts))]  # with the end mark
+    def decoded(sources: Sequence[list[int]], batch: int) -> list[int]:
+        config = settings.model_copy(update={"batch_sentences": batch})
+        found = [one.hypotheses[0] for _, one in decode(decoder, sources, directions, config, work.device)]
+        return [len(hypothesis.tokens) + 1 for hypothesis in found]
 
-    return Contender("bothways", "rerank", panel.parameter_count(), decode)
+    return Contender("bothways", system, work.precision, decoder.parameter_count(), decoded)
 
 
-def _ends_with(step: int, model: Seq2Seq) -> None:
-    """Every hypothesis ends at this step, and none before it."""
-    taken, begin, go_on = 0, model.start, model.step
+def _never_ends(model: Seq2Seq, step: int) -> None:
+    """The end mark becomes impossible."""
+    go_on = model.step
+
+    def endless(
+        tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        log_probs, state = go_on(tokens, state, partners, weights)
+        log_probs[..., END] = -torch.inf
+        return log_probs, state
+
+    model.step = endless  # type: ignore[method-assign]
+
+
+def _ends_at(model: Seq2Seq, step: int) -> None:
+    """Every hypothesis ends at this step, and none before it: rescoring asks for complete ones."""
+    begin, go_on, taken = model.start, model.step, threading.local()  # a worker has one batch at a time
 
     def start(memory: Memory, directions: int, hypotheses: int) -> State:
-        nonlocal taken
-        taken = 0
+        taken.steps = 0
         return begin(memory, directions, hypotheses)
 
     def count_step(
         tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        nonlocal taken
-        taken += 1
+        taken.steps += 1
         log_probs, state = go_on(tokens, state, partners, weights)
         end = torch.arange(log_probs.size(-1), device=log_probs.device) == END
-        return log_probs.masked_fill_(end if taken < step else ~end, -torch.inf), state
+        return log_probs.masked_fill_(end if taken.steps < step else ~end, -torch.inf), state
 
     model.start, model.step = start, count_step  # type: ignore[method-assign]
-
-
-def _model_config(system: str, shape: str) -> ModelConfig:
-    return _config(system, shape).model
-
-
-def _config(system: str, shape: str) -> Config:
-    return resolve(parse({"system": system, "data": "random", "model": {"preset": shape}}))
-
-
-# -- peers -------------------------------------------------------------------------------------------------------------
-
-
-def _installed(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise ConfigError(f"against: {package} is not installed; in a checkout: pip install -e '.[bench]'") from None
-
-
-def _transformers(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Contender:
-    """MarianMT of Hugging Face transformers, as `generate` runs it by default."""
-    transformers = _installed("transformers")
-    same = transformers.MarianConfig(
-        vocab_size=VOCABULARY,
-        d_model=config.width,
-        encoder_layers=config.encoder_layers,
-        decoder_layers=config.decoder_layers,
-        encoder_attention_heads=config.heads,
-        decoder_attention_heads=config.heads,
-        encoder_ffn_dim=config.feed_forward,
-        decoder_ffn_dim=config.feed_forward,
-        activation_function="relu",
-        scale_embedding=True,
-        max_position_embeddings=LONGEST + TOKENS_OUT,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-        forced_eos_token_id=None,
-    )
-    model = transformers.MarianMTModel(same).to(device, dtype).eval()
-    model.generation_config = transformers.GenerationConfig(
-        num_beams=BEAM,
-        min_new_tokens=TOKENS_OUT,
-        max_new_tokens=TOKENS_OUT,
-        length_penalty=0.6,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        decoder_start_token_id=PAD,
-    )
-
-    def decode(sources: Tensor) -> list[int]:
-        with torch.inference_mode():
-            found = model.generate(sources, attention_mask=(sources != PAD).long())
-        return [len(tokens) - 1 for tokens in found.tolist()]  # less the start token
-
-    return Contender("transformers", "MarianMT", sum(p.numel() for p in model.parameters()), decode)
-
-
-PEERS: dict[str, Callable[[ModelConfig, torch.device, torch.dtype], Contender]] = {"transformers": _transformers}

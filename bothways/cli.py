@@ -224,7 +224,7 @@ def decode(
     ] = None,
     allow_empty: Annotated[bool, typer.Option("--allow-empty", help="An empty line gives an empty one.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="jsonl: add every step of the search.")] = False,
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16 (faster, no longer exact).")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32; or faster and not exact: bfloat16, int8.")] = "float32",
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -241,7 +241,7 @@ def decode(
     from bothways.translator import Translator
 
     _must_be_one_of("--format", form, ("text", "jsonl"))
-    _must_be_one_of("--precision", precision, ("float32", "bfloat16"))
+    _must_be_one_of("--precision", precision, ("float32", "bfloat16", "int8"))
     if rerank is not None:
         _must_be_one_of("--rerank", rerank, ("none", "self"))
     if score is None and future not in (None, *FUTURES):
@@ -495,25 +495,42 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "16,64",
     system: Annotated[str, typer.Option(help="Ours, with commas; the first is the base.")] = "transformer-l2r,bift",
-    against: Annotated[str, typer.Option(help="Peers, with commas: transformers.")] = "",
-    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    against: Annotated[str, typer.Option(help="Peers, with commas: ctranslate2, transformers.")] = "",
+    precision: Annotated[str, typer.Option(help="Ours, with commas: float32, bfloat16, int8.")] = "float32",
+    beam: Annotated[int, typer.Option(help="Hypotheses; 1 is greedy.")] = 4,
+    training: Annotated[bool, typer.Option("--training", help="Measure training instead, ours only.")] = False,
+    batch_tokens: Annotated[int, typer.Option(help="Training: target tokens of an update.")] = 25_088,
     repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
     output: Annotated[str | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Decoding speed with random weights: one direction and both, beside peers, on the same work.
 
-    Example: bothways bench --shape base --device cpu --batch 16,64 --against transformers
+    Example: bothways bench --shape base --device cpu --batch 16,64 --against ctranslate2,transformers
     """
-    from bothways.bench import run, table
+    from bothways import bench as decoding_speed
+    from bothways import bench_training as training_speed
 
-    peers = [name for name in against.split(",") if name]
+    peers, precisions = ([name.strip() for name in names.split(",") if name] for names in (against, precision))
+    if beam != 1 and (beam < 1 or beam % 2):
+        raise ConfigError(f"--beam must be 1 or even, because two directions share it, got {beam}")
     sizes = batch.split(",")
     if not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise ConfigError(f"--batch must be numbers from 1 on, with commas, got {batch!r}")
     systems = [name for name in system.split(",") if name]
-    rows = run(shape, device, [int(size) for size in sizes], peers, precision, repeats, _say(quiet), systems)
-    print(table(rows))
+    rows: list[decoding_speed.Row] | list[training_speed.TrainingRow]
+    if training:
+        rows = [
+            row
+            for precision in precisions
+            for row in training_speed.run(shape, device, batch_tokens, precision, repeats, _say(quiet), systems)
+        ]
+        print(training_speed.table(rows))
+    else:
+        rows = decoding_speed.run(
+            shape, device, [int(size) for size in sizes], peers, precisions, beam, repeats, _say(quiet), systems
+        )
+        print(decoding_speed.table(rows))
     if output:
         Path(output).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 

@@ -6,6 +6,7 @@ Training, validation and the command line decode through the same functions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -25,6 +26,8 @@ from bothways.search.rerank import rerank
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 
 LONGEST_SOURCE = 1024  # tokens; longer sentences are refused rather than decoded badly and slowly
+MOST_WORKERS = 4  # that decode on a CPU; more of them would wait for Python's lock, so they get more cores each
+CPU_IS_FULL = "DefaultCPUAllocator: can't allocate memory"  # PyTorch's words; it has no class for this error
 WINDOW = 16  # batches that are read ahead, so that sentences of like length are decoded together
 T = TypeVar("T")
 
@@ -106,13 +109,13 @@ class Translator:
         **search_options: Any,
     ) -> Self:
         """A run's model on a device (a GPU if there is one), its search options changed as named."""
-        run = Run.open(folder)
         device = device_of(device)
+        if precision == "int8" and torch.device(device).type != "cpu":
+            raise SearchError(f"--precision: int8 is for CPUs; accepted on {device}: float32, bfloat16")
+        run = Run.open(folder)
         config = changed(run.config, search=search_options).search
         model = run.model(checkpoint, say).to(device)
-        if precision == "bfloat16":
-            model = model.to(torch.bfloat16)
-        return cls(run, model, config, device)
+        return cls(run, model if precision == "float32" else model.in_precision(precision), config, device)
 
     @property
     def rescores(self) -> bool:
@@ -258,7 +261,7 @@ class Translator:
             return [rerank(some, said, jury.weights, alpha) for some, said in zip(mine, judged, strict=True)]
 
         results = [Translation(source, [], {}) for source in sources]
-        for i, ranked in in_batches(source_ids, self.config.batch_sentences, work):
+        for i, ranked in in_batches(source_ids, self.config.batch_sentences, self.device, work):
             outputs = [
                 replace(self._output(h), text=texts[i][tuple(h.tokens)], direction="", token_scores=[]) for h in ranked
             ]
@@ -360,29 +363,55 @@ def decode(
         jury.hear(found)
         return rescored(jury, found)
 
-    return in_batches(sources, config.batch_sentences, work)
+    return in_batches(sources, config.batch_sentences, device, work)
 
 
 def in_batches(
-    sources: Sequence[Sequence[int]], size: int, work: Callable[[list[int]], Sequence[T]]
+    sources: Sequence[Sequence[int]], size: int, device: torch.device, work: Callable[[list[int]], Sequence[T]]
 ) -> Iterator[tuple[int, T]]:
-    """Work on places of sources, longest first, so many at a time; when memory runs out, on half as many."""
+    """Work on places of sources, longest first, so many at a time; when memory runs out, on half as many.
+
+    On a CPU workers take batches in turn, with one copy of the weights: cores that each decode a batch of their own
+    wait for nobody, where cores that share a product wait for each other at every operation.
+    """
     order = sorted(range(len(sources)), key=lambda i: (-len(sources[i]), i))
-    batches = [order[begin : begin + size] for begin in range(0, len(order), size)][::-1]
-    while batches:
-        places = batches.pop()
+    threads = torch.get_num_threads()
+    workers = min(threads, MOST_WORKERS, len(order)) if device.type == "cpu" else 1
+    size = min(size, -(-len(order) // max(1, workers)))
+    batches = [order[begin : begin + size] for begin in range(0, len(order), max(1, size))]
+    if workers < 2:
+        for places in batches:
+            yield from _halving(sources, places, work)
+        return
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
         try:
-            with torch.inference_mode():
-                found = work(places)
-        except torch.OutOfMemoryError:
-            if len(places) == 1:
-                raise SearchError(
-                    f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"
-                ) from None
-            half = len(places) // 2
-            batches += [places[half:], places[:half]]
-            continue
-        yield from zip(places, found, strict=True)
+            futures = [pool.submit(lambda places: list(_halving(sources, places, work)), places) for places in batches]
+            for future in as_completed(futures):
+                yield from future.result()
+        finally:  # also where the caller wants no more, or a batch failed
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # a worker's setting becomes that of every thread to come
+
+
+def _halving(
+    sources: Sequence[Sequence[int]], places: list[int], work: Callable[[list[int]], Sequence[T]]
+) -> Iterator[tuple[int, T]]:
+    """One batch; when memory runs out, its halves."""
+    try:
+        with torch.inference_mode():
+            found = work(places)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not (isinstance(error, torch.OutOfMemoryError) or CPU_IS_FULL in str(error)):
+            raise
+        if len(places) == 1:
+            raise SearchError(
+                f"out of memory with one sentence of {len(sources[places[0]])} tokens; lower search.beam"
+            ) from None
+        half = len(places) // 2
+        for part in (places[:half], places[half:]):
+            yield from _halving(sources, part, work)
+        return
+    yield from zip(places, found, strict=True)
 
 
 def panel_of(model: Seq2Seq | Panel, directions: tuple[Direction, ...]) -> Panel:

@@ -110,7 +110,7 @@ def best_texts(
                 text.update(more)
         return texts
 
-    for place, texts in in_batches(sources, translator.config.batch_sentences, work):
+    for place, texts in in_batches(sources, translator.config.batch_sentences, translator.device, work):
         results[filled[place]] = texts
     return results
 

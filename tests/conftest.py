@@ -1,5 +1,7 @@
 """Settings of all tests, and what they count."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from corpus import make_prepared
@@ -25,3 +27,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """A tiny corpus, prepared once (see corpus.py)."""
     return make_prepared(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As on a machine with two cores, on which two workers decode."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)

@@ -5,6 +5,7 @@ Their vocabularies are the same; their families, sizes and training need not be.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,12 @@ class Panel(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(members)  # type: ignore[assignment]
         self.directions = directions
+
+    def in_precision(self, precision: str) -> Self:
+        """See Seq2Seq."""
+        for model in self.members:
+            model.in_precision(precision)
+        return self
 
     def parameter_count(self) -> int:
         """Trained numbers of all members; a member that stands twice counts once."""
@@ -103,6 +110,16 @@ class Ensemble(Seq2Seq):
         assert isinstance(memory, EnsembleMemory)
         pairs = zip(self.members, memory.parts, strict=True)
         return _mean([model.replay(part, lattice) for model, part in pairs])
+
+    def train(self, mode: bool = True) -> Self:
+        """See Seq2Seq: each member for itself."""
+        return nn.Module.train(self, mode)
+
+    def in_precision(self, precision: str) -> Self:
+        """See Seq2Seq: each member for itself."""
+        for model in self.members:
+            model.in_precision(precision)
+        return self
 
     @property
     def output_weight(self) -> Tensor:

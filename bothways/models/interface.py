@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from bothways.nn.layers import linear
+from bothways.nn.layers import Packed, output_layer, pack_when_used
 from bothways.tokens import FIRST_PREDICTED
 
 
@@ -53,6 +53,7 @@ class Seq2Seq(nn.Module):
     """An encoder-decoder with one or two directions."""
 
     interaction: bool  # whether each direction reads the other's words
+    int8 = False  # whether the output layer multiplies in int8 while the model decodes in bfloat16 on a CPU
 
     @abstractmethod
     def encode(self, source: Tensor) -> Memory:
@@ -105,12 +106,27 @@ class Seq2Seq(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], with tags and padding masked before the softmax; at least float32."""
-        logits = linear(hidden, self.output_weight)
+        logits = output_layer(hidden, self.output_weight)
         logits[..., :FIRST_PREDICTED] = -torch.inf
         precise = torch.promote_types(logits.dtype, torch.float32)
         # In place where no gradient is wanted: memory for as many numbers again costs more than computing them.
         in_place = not torch.is_grad_enabled() and logits.dtype == precise
         return torch.log_softmax(logits, dim=-1, dtype=precise, out=logits if in_place else None)
+
+    def train(self, mode: bool = True) -> Self:
+        """Learn, or decode (see `eval`): only then may weights be packed for it."""
+        super().train(mode)
+        pack_when_used(self, wanted=not mode)
+        if self.int8 and not mode:
+            self.output_weight.__dict__["packed"] = Packed(int8=True)
+        return self
+
+    def in_precision(self, precision: str) -> Self:
+        """Ready to decode in float32, in bfloat16, or in int8: bfloat16, but for an output layer in int8."""
+        for model in (module for module in self.modules() if isinstance(module, Seq2Seq)):
+            model.int8 = precision == "int8"
+        dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        return self.to(dtype).eval()
 
     def parameter_count(self) -> int:
         """Trained numbers, shared ones once."""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from bothways.nn.fusion import Fusion
 from bothways.nn.layers import Linear
 
+FEW = 32  # queries of one direction that a step may have for `_attend_by_few`
+
 
 def partner(x: Tensor, dim: int = 1) -> Tensor:
     """What each direction sees of the other: l2r and r2l swapped along `dim`."""
@@ -23,7 +25,22 @@ def partner(x: Tensor, dim: int = 1) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """softmax(q · Kᵀ / √d) · V for [..., Q, d] over [..., N, d]; `mask` is true where a query may read a key."""
+    few = q.size(-2) <= FEW and q.dtype == torch.bfloat16 and q.device.type == "cpu"
+    if few and mask is not None and not torch.is_grad_enabled():
+        return _attend_by_few(q, k, v, mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+def _attend_by_few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The formula as it stands, for the few queries of a step in bfloat16: there a CPU's fused attention is slow.
+
+    Keys times queries, not queries times keys: with the long side first the keys are read as they lie.
+    """
+    found = torch.matmul(k, (q * q.size(-1) ** -0.5).transpose(-1, -2)).transpose(-1, -2)
+    # The lowest number instead of -∞: a query that may read nothing then reads anything, where NaN would spread.
+    bias = torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+    scores = torch.add(found, bias, out=torch.empty(found.shape))
+    return torch.matmul(torch.softmax(scores, dim=-1, out=scores).to(v.dtype), v)
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class History:
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int, int, int], like: Tensor) -> "History":
         """Room for `shape` = (B, D, H, capacity, K, d)."""
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
+        return cls(like.new_empty(shape), like.new_empty(shape))  # what is not written yet is not read
 
     def write(self, step: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add one token's [B, D, H, K, d]; returns all keys and values so far, [B, D, H, (step + 1) * K, d]."""
@@ -71,7 +88,7 @@ class History:
 
 
 def _grown(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.zeros_like(x)], dim=3)
+    return torch.cat([x, torch.empty_like(x)], dim=3)
 
 
 class SelfAttention(nn.Module):
@@ -145,7 +162,7 @@ class SourceAttention(nn.Module):
     def remember(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, d] of encoded sources [B, S, E]."""
         k, v = split_heads(self.kv(encoded), 2, self.heads)
-        return k, v
+        return k.contiguous(), v.contiguous()  # once, because every step reads them
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """[R, D, Q, E] over sources [B, H, S, d], where each source is read by R / B rows in turn."""

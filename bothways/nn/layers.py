@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,18 @@ from bothways.config import ModelConfig
 from bothways.errors import ConfigError
 from bothways.tokens import PAD
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
+ROWS = 64  # of a product: what oneDNN packs for; measured, any number from 16 on gives the same order
+BLOCK = 4096  # words of the output layer that are computed at a time
+
+
+def _dtypes_of_onednn() -> tuple[torch.dtype, ...]:
+    if not torch.backends.mkldnn.is_available():
+        return ()
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if has_bfloat16 else (torch.float32,)
+
+
+ONEDNN_DTYPES = _dtypes_of_onednn()
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -23,24 +35,139 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+    """x Wᵀ + b, and `then` ("relu" or "none") of it.
 
-    When decoding on a CPU in float32, by oneDNN: PyTorch's own choice, MKL, leaves AVX-512 unused on other CPUs than
-    Intel's and takes twice as long there. It has no gradient, so training goes the usual way.
+    When decoding on a CPU, by oneDNN, with the weight in the order in which its kernels read it: PyTorch's own choice
+    in float32, MKL, leaves AVX-512 unused on other CPUs than Intel's and takes twice as long there. It has no
+    gradient, so training goes the usual way.
     """
     if _by_onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+        (whole,) = _packed(weight)
+        return _product(x, whole, bias, then)
+    product = F.linear(x, weight, bias)
+    return F.relu(product) if then == "relu" else product
+
+
+def output_layer(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ over a whole vocabulary; in bfloat16 on a CPU, blocks of words are turned to float32 as they come.
+
+    A block is still in the cache then, where all the numbers would have to be read from memory once more.
+    """
+    if x.dtype != torch.bfloat16 or not _by_onednn(x, weight):
+        return linear(x, weight)
+    out = torch.empty(*x.shape[:-1], weight.size(0), dtype=torch.float32)
+    packed = _packing(weight)
+    if packed is not None and packed.int8:
+        rows, scale = _as_int8(x.float())
+        for words, quantized in zip(out.split(BLOCK, dim=-1), packed.quantized(weight), strict=True):
+            torch.mul(quantized.product(rows), scale, out=words)
+    else:
+        for words, block in zip(out.split(BLOCK, dim=-1), _packed(weight, BLOCK), strict=True):
+            words.copy_(_product(x, block))
+    return out
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
         and not torch.is_grad_enabled()
-        and HAS_ONEDNN
+        and x.dtype == weight.dtype
+        and x.dtype in ONEDNN_DTYPES
+        and not torch.compiler.is_compiling()
     )
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Some rows of a weight in int8, each with a scale of its own."""
+
+    weight: Tensor  # packed
+    scales: Tensor  # [n]
+    zeros: Tensor  # [n]
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Quantized":
+        """Rounded to the nearest of 255 steps between a row's largest number and its negative."""
+        rows, scale = _as_int8(weight.float())
+        packed = torch.ops.onednn.qlinear_prepack(rows, None)
+        return cls(packed, scale.squeeze(1), torch.zeros(len(weight), dtype=torch.int64))
+
+    def product(self, rows: Tensor) -> Tensor:
+        """What rows of int8 make of it, in float32, before it is multiplied by their scale."""
+        # Shifted to unsigned numbers: a CPU multiplies those with signed ones.
+        shifted = rows.flatten(0, -2).view(torch.uint8) ^ 128
+        return torch.ops.onednn.qlinear_pointwise(
+            shifted, 1.0, 128, self.weight, self.scales, self.zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        ).view(*rows.shape[:-1], -1)
+
+
+def _as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of int8 and the scale [..., 1] of each: a row's own, so that it does not depend on its neighbours."""
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return (x / scale).round_().to(torch.int8), scale
+
+
+class Packed:
+    """A weight in oneDNN's own order, made when it is first needed and again when the weight has changed."""
+
+    def __init__(self, int8: bool = False) -> None:
+        self.int8 = int8  # whether the output layer is to multiply in int8
+        self.version, self.weight = -1, torch.empty(0)
+        self.blocks: dict[int, list[Tensor]] = {}
+        self.int8_blocks: list[Quantized] = []
+
+    def of(self, weight: Tensor, rows: int) -> list[Tensor]:
+        """The packed weight, in blocks of so many of its rows."""
+        self._forget_if_changed(weight)
+        found = self.blocks.get(rows)
+        if found is None:  # two workers may both find it so; each returns what it made
+            found = [torch.ops.mkldnn._reorder_linear_weight(block, ROWS) for block in weight.detach().split(rows)]
+            self.blocks[rows] = found
+        return found
+
+    def quantized(self, weight: Tensor) -> list[Quantized]:
+        """The weight in int8, in blocks of words."""
+        self._forget_if_changed(weight)
+        found = self.int8_blocks
+        if not found:
+            self.int8_blocks = found = [Quantized.of(block) for block in weight.detach().split(BLOCK)]
+        return found
+
+    def _forget_if_changed(self, weight: Tensor) -> None:
+        if self.version != weight._version or self.weight.data_ptr() != weight.data_ptr():
+            self.blocks, self.int8_blocks = {}, []
+            # Held on to, so that no other weight can come to lie at the same place and be taken for this one.
+            self.weight, self.version = weight.detach(), weight._version
+
+
+def pack_when_used(module: nn.Module, wanted: bool) -> None:
+    """Let every weight of a model be packed while it decodes; while it learns, none is, and no copy is kept.
+
+    This hangs on the weights themselves, because a weight can serve several layers. It is for models that do not
+    change: a fused Adam changes a weight and leaves its version as it was.
+    """
+    for weight in module.parameters():
+        if not wanted:
+            weight.__dict__.pop("packed", None)
+        elif weight.dim() == 2:
+            weight.__dict__["packed"] = Packed()
+
+
+def _packing(weight: Tensor) -> Packed | None:
+    """Where a weight is packed: nowhere while it learns, nor if made in inference mode, which counts no changes."""
+    return None if weight.is_inference() else getattr(weight, "packed", None)
+
+
+def _packed(weight: Tensor, rows: int | None = None) -> list[Tensor]:
+    """A weight in blocks of `rows`, packed if it may be."""
+    packed = _packing(weight)
+    rows = rows or weight.size(0)
+    return list(weight.split(rows)) if packed is None else packed.of(weight, rows)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none") -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
 
 
 class Linear(nn.Linear):
@@ -86,7 +213,8 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(F.dropout(F.relu(self.inner(x)), self.dropout, self.training))
+        inner = linear(x, self.inner.weight, self.inner.bias, then="relu")
+        return self.output(F.dropout(inner, self.dropout, self.training))
 
 
 class SubLayer(nn.Module):

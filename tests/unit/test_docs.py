@@ -28,7 +28,7 @@ from bothways.models.table import SYSTEMS, resolve
 
 ROOT = Path(__file__).parents[2]
 DOCS = ("README.md", "docs/guide.md", "docs/paper.md", "docs/design.md")
-PAGES = (*DOCS, "CHANGELOG.md", "docs/report.md", "docs/results.md", "docs/scores.md")
+PAGES = (*DOCS, "CHANGELOG.md", "docs/report.md", "docs/results.md", "docs/scores.md", "docs/speed.md")
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 PLACE = re.compile(  # `bothways/nn/attention.py:19` (`partner`), or (`symbol`: `code on a line of it`)
     r"`(?P<file>bothways/[\w/]+\.py):(?P<line>\d+)`\s+"

@@ -429,7 +429,7 @@ NO_FUTURE = "--future: {run} is a transformer-l2r run, which reads no future; ac
         (["--search.rerank_weight=2"], b"a\n", "...search.rerank_weight: must be less than or equal to 1, got 2"),
         (["--score", "{one}", "--prefix", "{one}"], b"a\n", "--score takes no --prefix and no --suffix: ..."),
         (["--format", "xml"], b"a\n", "--format must be text or jsonl, got 'xml'"),
-        (["--precision", "int8"], b"a\n", "--precision must be float32 or bfloat16, got 'int8'"),
+        (["--precision", "int4"], b"a\n", "--precision must be float32 or bfloat16 or int8, got 'int4'"),
         (["--device", "gpu"], b"a\n", "--device: must be one of cpu... on this machine..., got 'gpu'"),
         (["--checkpoint", "9"], b"a\n", "{run}/checkpoints/000009: no such checkpoint; there are: 000001, 000002"),
         (["--checkpoint", "average"], b"a\n", "{run}/checkpoints/average: no such checkpoint; there are: 000001, ..."),
@@ -612,6 +612,7 @@ def test_score_refuses_wrong_input(say: Say, tmp_path: Path) -> None:
 def test_bench_and_demo_refuse_wrong_options(say: Say, tmp_path: Path) -> None:
     assert_says(say("bench", "--batch", "16,x"), "--batch must be numbers from 1 on, with commas, got '16,x'")
     assert_says(say("bench", "--batch", "0"), "--batch must be numbers from 1 on, with commas, got '0'")
+    assert_says(say("bench", "--beam", "3"), "--beam must be 1 or even, because two directions share it, got 3")
     assert_says(say("bench", "--shape", "huge"), "...shape... 'huge'...")
     assert_says(say("demo", "--system", "x", "--output", tmp_path), "--system: must be bift..., got 'x'")
 
