@@ -260,6 +260,7 @@ def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, me
     other = make_prepared(tmp_path / "other", seed=5, train=4)
     strange = random_run(other, tmp_path / "strange", "transformer-l2r")
     panel = of_runs(prepared, tmp_path / "panel", "rerank", l2r, r2l)
+    pair = of_runs(prepared, tmp_path / "pair", "ensemble", bift, bift)
     for system, runs, message in (
         (
             "ensemble",
@@ -274,7 +275,9 @@ def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, me
         ),
         ("rerank", [l2r, strange], f"runs: {strange} has another vocabulary than {l2r}; they must share it"),
         ("rerank", [strange, strange], f"runs: {strange} has another vocabulary than {prepared.folder}, the `data:`"),
-        ("rerank", [panel, l2r], f"runs: {panel} is a rerank run; name the runs that it consists of"),
+        ("rerank", [panel, l2r], f"runs: {panel} has system rerank; name the runs that it consists of"),
+        ("ensemble", [panel, l2r], f"runs: {panel} has system rerank; name the runs that it consists of"),
+        ("ensemble", [pair, bift], f"runs: {pair} has system ensemble; name the runs that it consists of"),
         ("rerank", [l2r], f"runs: must name two or more runs, got ['{l2r}']"),
         ("rerank", [l2r, tmp_path / "no"], f"{tmp_path / 'no'}: is not a run"),
         ("bift", [l2r, r2l], "runs: belongs to the systems rerank and ensemble, but system is bift"),
