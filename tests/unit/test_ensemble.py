@@ -237,6 +237,7 @@ def test_runs_elsewhere_are_found_from_anywhere(
     expected = [one.text for one in load(str(run), device="cpu").translate(SOURCES)]
     monkeypatch.chdir("/")
     assert [one.text for one in load(str(tmp_path / "run"), device="cpu").translate(SOURCES)] == expected
+    train(tmp_path / "run" / "config.yaml", tmp_path / "run", device="cpu", quiet=True)  # its own file says the same
     model = Run.open(tmp_path / "run").model()
     assert isinstance(model, Panel if system == "rerank" else Ensemble)
     count = [load(str(path), device="cpu").model.parameter_count() for path in (tmp_path / "bift", tmp_path / "run")]
