@@ -144,8 +144,9 @@ class _Translators:
         weights = hashlib.sha256()
         for parameter in self.held.model.parameters():
             weights.update(parameter.detach().float().cpu().numpy().tobytes())
+        made_by = {"system": self.held.run.config.system, "weights": weights.hexdigest()}
         search = self.held.config.model_dump(exclude={"batch_sentences"})
-        return {"run": str(part.run), "checkpoint": part.checkpoint, "weights": weights.hexdigest(), "search": search}
+        return {"run": str(part.run), "checkpoint": part.checkpoint, **made_by, "search": search}
 
 
 class _Progress:
@@ -169,11 +170,11 @@ class _Progress:
 
 
 def _identity(job: Job, parts: Sequence[Part], translators: _Translators) -> str:
-    """The same for the same decoded text: a digest of weights, settings, data and rows."""
+    """The same for the same decoded text: a digest of systems (runs can make two), weights, settings and rows."""
     settings = [FORMAT, job.prepared.fingerprint, job.split, job.precision, SHARD]
     digest = hashlib.sha256(json.dumps(settings).encode())
     for part in parts:
-        about = {name: value for name, value in translators.about(part).items() if name in ("weights", "search")}
+        about = {name: value for name, value in translators.about(part).items() if name not in ("run", "checkpoint")}
         digest.update(json.dumps(about).encode())
         digest.update(part.rows.tobytes())
     return digest.hexdigest()[:16]

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,8 +13,8 @@ from corpus import SOURCES, command, make_prepared, random_run, tiny, write_conf
 from toy import decode as search
 from toy import naive_run, pad, settings, streams, toy_model, toy_sources
 
-from bothways import load, reporting
-from bothways.config import parse
+from bothways import decoding, load, reporting
+from bothways.config import SearchConfig, parse
 from bothways.data.corpus import Prepared
 from bothways.errors import BothwaysError
 from bothways.experiment import train
@@ -22,6 +23,7 @@ from bothways.models.table import build, one_direction, resolve
 from bothways.run import Run
 from bothways.search.hypothesis import length_norm
 from bothways.tokens import L2R, R2L, Direction
+from bothways.train.strategy import Part
 from bothways.translator import Translator
 from bothways.tuning import best_texts
 
@@ -254,6 +256,19 @@ def test_rerank_has_twice_the_transformers_parameters_at_big() -> None:
     panel = Panel(parts, [(L2R,), (R2L,)])
     assert panel.parameter_count() / parts[0].parameter_count() == 2.0
     assert parts[0].parameter_count() == pytest.approx(207e6, rel=0.02)  # the paper has 207.8M
+
+
+def test_shards_of_one_system_are_not_taken_for_the_others(
+    prepared: Prepared, tmp_path: Path, members: dict[str, Path]
+) -> None:
+    """A panel and an ensemble of the same runs have the same weights, and decode other text with them."""
+    job = decoding.Job(prepared, "dev", SearchConfig(), tmp_path / "decoded", "cpu")
+    found = set()
+    for system in ("rerank", "ensemble"):
+        run = of_runs(prepared, tmp_path / system, system, members["no-interaction"], members["bift"])
+        part = Part(run, np.arange(len(job.sources)), "both", "best")
+        found.add(decoding._identity(job, [part], decoding._Translators(job, print)))
+    assert len(found) == 2
 
 
 def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, members: dict[str, Path]) -> None:
