@@ -187,8 +187,9 @@ def _decode_shard(job: Job, translator: Translator, rows: np.ndarray, path: Path
     fitting = [i for i, source in enumerate(sources) if 0 < len(source) <= LONGEST_SOURCE]
     texts: dict[Direction, list[list[int]]] = {d: [[]] * len(rows) for d in directions}
     usable = {d: np.zeros(len(rows), dtype=bool) for d in directions}
-    found = decode(translator.model, [sources[i] for i in fitting], directions, translator.config, translator.device)
-    for place, one in found:
+    ids = [sources[i] for i in fitting]
+    # Without a name of its own the iterator ends with the loop, and its workers with it, even if Ctrl-C ends the loop.
+    for place, one in decode(translator.model, ids, directions, translator.config, translator.device):
         for direction in [d for d in directions if d in one.best]:
             hypothesis = one.best[direction]
             texts[direction][fitting[place]] = hypothesis.reading_order
