@@ -203,7 +203,7 @@ class StrategyConfig(Section):
     name: Literal["two-pass", "fine-tuning", "online", "asynchronous"]
     """`two-pass`: an l2r and an r2l model decode the sources. `fine-tuning`: one model without interaction decodes a
     share of them and goes on with interaction. `online`: as it goes on, an average of itself decodes them anew.
-    `asynchronous`, for abd-transformer: an r2l model decodes the sources and becomes the first pass."""
+    `asynchronous`, for abd-transformer and abd-rnmt: an r2l model decodes the sources and becomes the first pass."""
     l2r: str | None = None
     """Two-pass: an l2r run that is there already; unset trains one."""
     r2l: str | None = None

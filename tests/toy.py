@@ -83,6 +83,7 @@ FAMILIES = {
             {"share_embeddings": "target", "encoder_layers": 1, "decoder_layers": 1},
             {"share_embeddings": "none", "encoder_layers": 3},
         ),
+        asynchronous="abd-rnmt",
     ),
 }
 

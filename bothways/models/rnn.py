@@ -25,6 +25,7 @@ kernel of its own, vᵀ tanh(W z + U h) three of them. Nothing else is fused; bu
 (train/recording.py), all kernels of an update are one launch.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -103,77 +104,71 @@ class RNNState:
         return RNNState(self.memory.keep(sentences), *rows, self.slots, self.opposite)
 
 
-class RNN(Seq2Seq):
-    """Encoder and decoder; one direction or both, with or without interaction."""
+class RNNDecoding(Seq2Seq):
+    """A stack of LSTM cells over encoded sources: one position, and three ways through a text."""
 
-    def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
-        super().__init__()
-        torch.backends.cudnn.allow_tf32 = False  # on by default for LSTMs, whose results would depend on the batch
-        E, self.config = config.width, config
-        self.interaction = bool(config.interaction) and config.direction == "both"
-        self.target_embedding, self.source_embedding, self.output = embeddings_of(config, source_size, target_size)
-        self.encoder_l2r, self.encoder_r2l = (nn.LSTM(E, E, batch_first=True) for _ in range(2))
-        self.join = Linear(2 * E, E)
-        self.encoder = nn.ModuleList(nn.LSTM(E, E, batch_first=True) for _ in range(config.encoder_layers - 1))
-        self.encoder_norms = nn.ModuleList(nn.LayerNorm(E) for _ in range(config.encoder_layers))
+    config: ModelConfig
+    interaction: bool  # whether the two streams of a row read each other
+
+    def add_decoder(self, config: ModelConfig, has_future: bool) -> None:
+        """Make the stack's parts; the future is the partner, or what else `read_besides` says."""
+        E = config.width
         self.begin = Linear((config.encoder_layers + 1) * E, config.decoder_layers * E)
         self.cells = nn.ModuleList(Cell(E, 2 * E if i == 0 else E) for i in range(config.decoder_layers))
         self.decoder_norms = nn.ModuleList(nn.LayerNorm(E) for _ in self.cells)
         self.source_attention = AdditiveAttention(E)
         self.combine = Linear(2 * E, E, bias=False)
-        if self.interaction:
+        if has_future:
             self.future_attention = AdditiveAttention(E)
             self.future_combine = Linear(E, E, bias=False)
-        self.apply(initialize)
 
     @property
-    def output_weight(self) -> Tensor:
-        """See Seq2Seq."""
-        return self.output.weight
+    @abstractmethod
+    def embedded(self) -> Embedding:
+        """The embedding of target tokens."""
 
-    def layers(self) -> list[nn.Module]:
-        """See Seq2Seq: the attention over the source, whose shape is the same at every position."""
-        return [self.source_attention]
+    @abstractmethod
+    def read_of(self, memory: Memory) -> RNNMemory:
+        """What this stack reads of a memory."""
+
+    def read_besides(self, memory: RNNMemory) -> Future | None:
+        """The future where it is not a partner: what a memory holds besides the source, if it does."""
+        return None
+
+    def remember(self, encoded: Tensor, bias: Tensor, last: Tensor) -> RNNMemory:
+        """What the encoder says -> what this stack reads of it."""
+        begin = torch.tanh(self.begin(last)).view(len(encoded), -1, encoded.size(-1))
+        keys = self.source_attention.prepare(encoded)
+        # Under autocast keys are bfloat16: so are then the values, which every position would turn into it otherwise.
+        return RNNMemory(encoded.to(keys.dtype), keys, bias, begin)
 
     def interaction_parameters(self) -> set[str]:
-        """See Seq2Seq: the attention over the partner, and W_c's third block."""
+        """See Seq2Seq: the attention over the future, and W_c's third block."""
         return {name for name, _ in self.named_parameters() if name.startswith("future_")}
 
     def begin_interaction(self) -> None:
         """See Seq2Seq: W_c's third block is zero."""
-        if self.interaction:
+        if self.interaction_parameters():
             nn.init.zeros_(self.future_combine.weight)
-
-    # -- encoder ------------------------------------------------------------------------------------------------------
-
-    def encode(self, source: Tensor) -> RNNMemory:
-        """See Seq2Seq."""
-        lengths = (source != PAD).sum(1)
-        places = torch.arange(source.size(1), device=source.device).expand_as(source)
-        turned = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)  # its own inverse
-        x = self._embed(self.source_embedding, source)
-        l2r, r2l = self.encoder_l2r(x)[0], _ordered(self.encoder_r2l(_ordered(x, turned))[0], turned)
-        last = [_ordered(l2r, lengths[:, None] - 1), r2l[:, :1]]
-        x = self.encoder_norms[0](self._drop(torch.tanh(self.join(torch.cat([l2r, r2l], dim=-1)))))
-        for lstm, norm in zip(self.encoder, self.encoder_norms[1:], strict=True):
-            out = lstm(x)[0]
-            last.append(_ordered(out, lengths[:, None] - 1))
-            x = norm(x + self._drop(out))
-        begin = torch.tanh(self.begin(torch.cat(last, dim=-1))).view(len(source), -1, x.size(-1))
-        keys = self.source_attention.prepare(x)
-        # Under autocast keys are bfloat16: so are then the values, which every position would turn into it otherwise.
-        return RNNMemory(x.to(keys.dtype), keys, bias_of((source != PAD)[:, None], x.dtype), begin)
-
-    # -- decoder: one position, and three ways through a text ---------------------------------------------------------
 
     def hidden(self, memory: Memory, inputs: Tensor) -> Tensor:
         """See Seq2Seq: position i sees inputs 0..i of its own stream and, with interaction, states of its partner's."""
-        assert isinstance(memory, RNNMemory)
+        read = self.read_of(memory)
+        together = self.interaction and inputs.size(1) == 2
+        return self._through(inputs, read, _FutureOfStreams(self, inputs) if together else self.read_besides(read))
+
+    def spoken(self, memory: Memory, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """`hidden` of streams that read nothing but the source, and their top states, both [R, D, T, E]."""
+        tops: list[Tensor] = []
+        hidden = self._through(inputs, self.read_of(memory), tops.append)
+        return hidden, torch.stack(tops, dim=2).view(hidden.shape)
+
+    def _through(self, inputs: Tensor, memory: RNNMemory, future: Future | None) -> Tensor:
+        """Position after position of all streams: [R, D, T] -> [R, D, T, E]."""
         (R, D, T), B = inputs.shape, len(memory.encoded)
-        words = self._embed(self.target_embedding, inputs).permute(2, 0, 1, 3)
+        words = self._embed(self.embedded, inputs).permute(2, 0, 1, 3)
         given = self._given(words.reshape(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
         carried, outputs = self._begin(memory, given.size(2)), []
-        future = _FutureOfStreams(self, inputs) if self.interaction and D == 2 else None
         for step in given:
             carried = self._advance(step, carried, memory, future)
             outputs.append(carried.z)
@@ -181,7 +176,7 @@ class RNN(Seq2Seq):
 
     def start(self, memory: Memory, directions: int, hypotheses: int) -> RNNState:
         """See Seq2Seq."""
-        assert isinstance(memory, RNNMemory)
+        memory = self.read_of(memory)
         B, _, E = memory.encoded.shape
         slots = torch.arange(directions * hypotheses, device=memory.encoded.device).view(directions, hypotheses)
         carried = self._begin(memory, slots.numel()).stacked()
@@ -198,16 +193,17 @@ class RNN(Seq2Seq):
         idle = (tokens == PAD).flatten(1)  # [B, D * K]
         newest = torch.where(idle, -1, state.slots.flatten() + state.ancestors.size(-1) * state.slots.numel())
         state = replace(state, ancestors=torch.cat([state.ancestors, newest[..., None]], dim=-1))
-        future = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(1) else None
-        given = self._given(self._embed(self.target_embedding, tokens.flatten(1)))
+        own = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(1) else None
+        future = self.read_besides(state.memory) if own is None else own
+        given = self._given(self._embed(self.embedded, tokens.flatten(1)))
         carried = self._advance(given, Carried.of(state.carried), state.memory, future)
         kept = torch.where(idle[..., None, None], state.carried, carried.stacked())
-        history = state.history if future is None else future.history
+        history = state.history if own is None else own.history
         return self.log_probs(carried.z).view(*tokens.shape, -1), replace(state, carried=kept, history=history)
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: node after node by their positions, each from the state of the node before it in its chain."""
-        assert isinstance(memory, RNNMemory)
+        memory = self.read_of(memory)
         D, N = lattice.tokens.shape
         tokens, positions = lattice.tokens.flatten(), lattice.positions.flatten()
         own = torch.block_diag(*lattice.own).bool()  # [D * N, D * N]
@@ -215,10 +211,11 @@ class RNN(Seq2Seq):
         parents = torch.where(before.any(1), torch.where(before, positions, -1).argmax(1), D * N)  # D * N: none
         states = self._begin(memory, 1).stacked()[0].repeat(D * N + 1, 1, 1)
         tops, out = torch.zeros_like(states[:, 0]), torch.zeros_like(states[:, 0])
-        given = self._given(self._embed(self.target_embedding, tokens))
+        given = self._given(self._embed(self.embedded, tokens))
+        besides = self.read_besides(memory)
         for position in positions.unique():
             (rows,) = (positions == position).nonzero(as_tuple=True)
-            future = _FutureOfNodes(self, lattice, rows, tops) if self.interaction and D == 2 else None
+            future = _FutureOfNodes(self, lattice, rows, tops) if self.interaction and D == 2 else besides
             inherited = states[parents[rows]]
             carried = self._advance(given[None, rows], Carried.of(inherited[None]), memory, future)
             states[rows] = torch.where((tokens[rows] == PAD)[:, None, None], inherited, carried.stacked()[0])
@@ -274,13 +271,68 @@ class RNN(Seq2Seq):
         return 1 if self.config.future_span == "printed" else 0
 
 
+class RNN(RNNDecoding):
+    """Encoder and decoder; one direction or both, with or without interaction."""
+
+    def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
+        super().__init__()
+        torch.backends.cudnn.allow_tf32 = False  # on by default for LSTMs, whose results would depend on the batch
+        E, self.config = config.width, config
+        self.interaction = bool(config.interaction) and config.direction == "both"
+        self.target_embedding, self.source_embedding, self.output = embeddings_of(config, source_size, target_size)
+        self.encoder_l2r, self.encoder_r2l = (nn.LSTM(E, E, batch_first=True) for _ in range(2))
+        self.join = Linear(2 * E, E)
+        self.encoder = nn.ModuleList(nn.LSTM(E, E, batch_first=True) for _ in range(config.encoder_layers - 1))
+        self.encoder_norms = nn.ModuleList(nn.LayerNorm(E) for _ in range(config.encoder_layers))
+        self.add_decoder(config, self.interaction)
+        self.apply(initialize)
+
+    @property
+    def embedded(self) -> Embedding:
+        """See RNNDecoding."""
+        return self.target_embedding
+
+    @property
+    def output_weight(self) -> Tensor:
+        """See Seq2Seq."""
+        return self.output.weight
+
+    def layers(self) -> list[nn.Module]:
+        """See Seq2Seq: the attention over the source, whose shape is the same at every position."""
+        return [self.source_attention]
+
+    def encode(self, source: Tensor) -> RNNMemory:
+        """See Seq2Seq."""
+        return self.remember(*self.encoded(source))
+
+    def read_of(self, memory: Memory) -> RNNMemory:
+        """See RNNDecoding: all of it."""
+        assert isinstance(memory, RNNMemory)
+        return memory
+
+    def encoded(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sources [B, S] -> encodings [B, S, E], `bias_of` their mask, and the LSTMs' last states side by side."""
+        lengths = (source != PAD).sum(1)
+        places = torch.arange(source.size(1), device=source.device).expand_as(source)
+        turned = torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)  # its own inverse
+        x = self._embed(self.source_embedding, source)
+        l2r, r2l = self.encoder_l2r(x)[0], _ordered(self.encoder_r2l(_ordered(x, turned))[0], turned)
+        last = [_ordered(l2r, lengths[:, None] - 1), r2l[:, :1]]
+        x = self.encoder_norms[0](self._drop(torch.tanh(self.join(torch.cat([l2r, r2l], dim=-1)))))
+        for lstm, norm in zip(self.encoder, self.encoder_norms[1:], strict=True):
+            out = lstm(x)[0]
+            last.append(_ordered(out, lengths[:, None] - 1))
+            x = norm(x + self._drop(out))
+        return x, bias_of((source != PAD)[:, None], x.dtype), torch.cat(last, dim=-1)
+
+
 # -- whose states are the future: of streams, of hypotheses, of nodes -------------------------------------------------
 
 
 class _FutureOfStreams:
     """Teacher forcing: the partner's states so far; of one that has ended, only those of its tag and tokens."""
 
-    def __init__(self, model: RNN, inputs: Tensor) -> None:
+    def __init__(self, model: RNNDecoding, inputs: Tensor) -> None:
         self.model, self.bias = model, bias_of((inputs != PAD)[:, :, None], model.output_weight.dtype)  # [R, D, 1, T]
         self.history: Tensor | None = None  # [R, D, i, 2E]
 
@@ -299,7 +351,7 @@ class _FutureOfStreams:
 class _FutureOfHypotheses:
     """Stepwise: the states along the partners' chains of ancestors, mixed by weight."""
 
-    def __init__(self, model: RNN, state: RNNState, partners: Tensor | None, weights: Tensor | None) -> None:
+    def __init__(self, model: RNNDecoding, state: RNNState, partners: Tensor | None, weights: Tensor | None) -> None:
         self.model, self.history, self.ancestors = model, state.history, state.ancestors
         self.weights, self.step = weights, state.ancestors.size(-1) - 1
         self.read = None if partners is None else (partners + state.opposite).flatten(1)  # [B, D * K * P] slots
@@ -325,7 +377,7 @@ class _FutureOfHypotheses:
 class _FutureOfNodes:
     """Replay: the states of the nodes that the lattice names, mixed by weight."""
 
-    def __init__(self, model: RNN, lattice: Lattice, rows: Tensor, tops: Tensor) -> None:
+    def __init__(self, model: RNNDecoding, lattice: Lattice, rows: Tensor, tops: Tensor) -> None:
         self.model, self.tops, self.rows = model, tops, rows
         N = lattice.tokens.size(1)
         self.side, node = rows // N, rows % N

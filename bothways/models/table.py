@@ -5,7 +5,7 @@ from typing import Literal
 
 from bothways.config import Config, ModelConfig, changed
 from bothways.errors import ConfigError
-from bothways.models.asynchronous import AsynchronousTransformer
+from bothways.models.asynchronous import AsynchronousRNN, AsynchronousTransformer
 from bothways.models.interface import Seq2Seq, TwoPass
 from bothways.models.rnn import RNN
 from bothways.models.transformer import Transformer
@@ -41,6 +41,9 @@ SYSTEMS = {
     "rnmt-r2l": System(RNN, "r2l", False, "LSTM with attention, right to left"),
     "rnmt-no-interaction": System(RNN, "both", False, "one LSTM for both directions, which do not see each other"),
     "bi-rnmt": System(RNN, "both", True, "one LSTM for both directions, each reading the other's states"),
+    "abd-rnmt": System(
+        AsynchronousRNN, "l2r", True, "LSTM with attention, left to right, reading what an r2l decoder has said first"
+    ),
     "rerank": System(
         Transformer,
         "both",

@@ -19,6 +19,7 @@ from torch import Tensor
 from toy import FAMILIES, pad, same_weights, streams, toy_model, toy_sources
 
 from bothways.config import parse
+from bothways.models.asynchronous import AsynchronousRNN
 from bothways.models.interface import Lattice
 from bothways.models.rnn import RNN
 from bothways.models.table import build, resolve
@@ -60,7 +61,7 @@ def reached(nodes: Sequence[Node], chain: Sequence[int], position: int, span: st
 class Reference:
     """The model in float64 loops, from the weights' names."""
 
-    def __init__(self, model: RNN) -> None:
+    def __init__(self, model: RNN | AsynchronousRNN) -> None:
         self.weights = {name: value.detach().double().numpy() for name, value in model.state_dict().items()}
         self.config, self.interaction = model.config, model.interaction
 
@@ -108,8 +109,16 @@ class Reference:
         shares = softmax(np.array([v @ np.tanh(W @ q + U @ h) for h in states]))
         return sum((a * h for a, h in zip(shares, states, strict=True)), np.zeros_like(q))
 
-    def log_probs(self, source: Sequence[int], nodes: Sequence[Node]) -> Array:
+    def log_probs(self, source: Sequence[int], nodes: Sequence[Node], said: Sequence[Array] = ()) -> Array:
         """[node, V]"""
+        hidden = [z for _, z in self.hidden(source, nodes, said)]
+        logits = [self.weights["output.weight"][FIRST_PREDICTED:] @ z for z in hidden]
+        return np.stack([np.concatenate([[-np.inf] * FIRST_PREDICTED, np.log(softmax(row))]) for row in logits])
+
+    def hidden(
+        self, source: Sequence[int], nodes: Sequence[Node], said: Sequence[Array] = ()
+    ) -> list[tuple[Array, Array]]:
+        """Every node's top state zᴸ and z; `said` are another decoder's top states, which all nodes read."""
         encoded, begin = self.encode(source)
         zero = np.zeros(self.config.width)
         w = self.weights
@@ -137,14 +146,16 @@ class Reference:
             top = states(n)[2]
             parts = [top, self.attend("source_attention", top, encoded)]
             matrix = w["combine.weight"]
+            if said:
+                matrix = np.concatenate([matrix, w["future_combine.weight"]], axis=1)
+                parts.append(self.attend("future_attention", top, said))
             if self.interaction:
                 matrix = np.concatenate([matrix, w["future_combine.weight"]], axis=1)
                 read = [(share, [states(m)[2] for m in seen]) for share, seen in nodes[n].futures if seen]
                 parts.append(sum((share * self.attend("future_attention", top, seen) for share, seen in read), zero))
             return np.tanh(matrix @ np.concatenate(parts))  # type: ignore[no-any-return]
 
-        logits = [w["output.weight"][FIRST_PREDICTED:] @ attentional(n) for n in range(len(nodes))]
-        return np.stack([np.concatenate([[-np.inf] * FIRST_PREDICTED, np.log(softmax(row))]) for row in logits])
+        return [(states(n)[2], attentional(n)) for n in range(len(nodes))]
 
 
 def stream_nodes(row: Tensor, span: str) -> list[Node]:
@@ -223,6 +234,29 @@ def test_systems_without_interaction_follow_the_equations(system: str) -> None:
         expected = Reference(model).log_probs(sources[r].tolist(), stream_nodes(inputs[r], "printed"))
         real = (inputs[r] != PAD).flatten()
         torch.testing.assert_close(found[r].flatten(0, 1)[real], torch.tensor(expected)[real])
+
+
+@pytest.mark.parametrize("shape", FAMILY.shapes, ids=str)
+def test_the_asynchronous_model_follows_the_equations(shape: dict[str, Any]) -> None:
+    """Each l2r position reads every top state of the second stream's tag and tokens, and none of its padding."""
+    model = toy_model("abd-rnmt", seed=11, **shape).double()
+    assert isinstance(model, AsynchronousRNN)
+    first, second = Reference(model.first), Reference(model)
+    second.weights = {**first.weights, **second.weights}  # its own, where it has any of that name
+    sources = toy_sources(11, 2)
+    inputs = torch.cat([streams(11, [(4, 2), (1, 6)]), streams(12, [(0, 4), (0, 6)])[:, 1:]], dim=1)
+    found = model(pad(sources, 1), inputs)
+    for r in range(2):
+        alone = [
+            [node for node in stream_nodes(inputs[r, d : d + 1], "printed") if node.token != PAD] for d in range(3)
+        ]
+        source = sources[r].tolist()
+        said = [top for top, _ in first.hidden(source, alone[1])]
+        expected = [second.log_probs(source, alone[0], said), *(first.log_probs(source, nodes) for nodes in alone[1:])]
+        for d in range(3):
+            torch.testing.assert_close(found[r, d, : len(alone[d])], torch.tensor(expected[d]))
+        silent = second.log_probs(source, alone[0])  # that the states matter
+        assert np.abs(silent[:, FIRST_PREDICTED:] - expected[0][:, FIRST_PREDICTED:]).max() > 0.02
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one partner", "mixed partners"])
@@ -316,12 +350,13 @@ def test_the_interaction_changes_what_is_predicted(span: str) -> None:
     assert (model(source, inputs) - apart(source, inputs))[..., FIRST_PREDICTED:].abs().max() > 0.02
 
 
-def test_interaction_begins_where_it_changes_nothing_and_learns() -> None:
+@pytest.mark.parametrize("system, off", [("bi-rnmt", "rnmt-no-interaction"), ("abd-rnmt", "abd-rnmt")])
+def test_interaction_begins_where_it_changes_nothing_and_learns(system: str, off: str) -> None:
     """Where the other weights come from a model without it: W_c's third block is zero, and has a gradient."""
-    config = resolve(parse({"system": "bi-rnmt", "data": "-", "model": FAMILY.shape}))
+    config = resolve(parse({"system": system, "data": "-", "model": FAMILY.shape}))
     model = build(config, 9, 9)
     source, inputs = pad(toy_sources(1, 2)), streams(1, [(4, 4), (3, 4)])
-    apart = same_weights(model, "rnmt-no-interaction")
+    apart = same_weights(model, off, interaction=False)
     real = inputs != PAD
 
     def differs() -> bool:

@@ -151,18 +151,23 @@ def test_what_the_interaction_adds_learns_and_is_all_that_it_adds(family: Family
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("system, ratio", [("abd-transformer", 1.60)])
-def test_size_at_the_papers_shape(system: str, ratio: float) -> None:
-    """`big` with 30,000 words: the paper has 207.8 and 333.8 million numbers."""
+@pytest.mark.parametrize(
+    "single, system, preset, millions, ratio",
+    [
+        ("transformer-l2r", "abd-transformer", "big", 207.8, 1.60),
+        ("rnmt-l2r", "abd-rnmt", "paper", 86.0, 1.38),
+    ],
+)
+def test_size_at_the_papers_shape(single: str, system: str, preset: str, millions: float, ratio: float) -> None:
+    """With 30,000 words; for Transformers the paper has 207.8 and 333.8 million numbers."""
 
     def size(name: str) -> int:
         with torch.device("meta"):
-            config = resolve(parse({"system": name, "data": "-", "model": {"preset": "big"}}))
+            config = resolve(parse({"system": name, "data": "-", "model": {"preset": preset}}))
             return build(config, 30_000, 30_000).parameter_count()
 
-    single = size("transformer-l2r")
-    assert single == pytest.approx(207.8e6, rel=0.01)
-    assert size(system) / single == pytest.approx(ratio, abs=0.01)
+    assert size(single) == pytest.approx(millions * 1e6, rel=0.01)
+    assert size(system) / size(single) == pytest.approx(ratio, abs=0.01)
 
 
 # -- the search ------------------------------------------------------------------------------------------------------

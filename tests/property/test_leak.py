@@ -166,8 +166,11 @@ def test_gold_in_both_streams_leaks_exactly_from_the_middle_on(family: Family, m
 GOLD_STREAMS = {0: L2R, 2: R2L}  # of a row for two passes
 
 
-def two_passes(seed: int, **options: Any) -> Seq2Seq:
-    return model_of(FAMILIES["transformer"], seed, FAMILIES["transformer"].asynchronous, **options)
+asynchronous = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.asynchronous)
+
+
+def two_passes(family: Family, seed: int, **options: Any) -> Seq2Seq:
+    return model_of(family, seed, family.asynchronous, **options)
 
 
 def leaks_of_two_passes(model: Seq2Seq, texts: Corpus, copied: bool = False) -> set[tuple[int, int, int]]:
@@ -189,16 +192,18 @@ def leaks_of_two_passes(model: Seq2Seq, texts: Corpus, copied: bool = False) -> 
     return found
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_two_passes_do_not_leak(norm: str) -> None:
-    assert leaks_of_two_passes(two_passes(7, norm=norm), corpus(7)) == set()
+@pytest.mark.parametrize("shape", range(2))
+@asynchronous
+def test_two_passes_do_not_leak(family: Family, shape: int) -> None:
+    assert leaks_of_two_passes(two_passes(family, 7, **family.shapes[shape]), corpus(7)) == set()
 
 
-def test_gold_as_the_first_pass_leaks_every_word() -> None:
+@asynchronous
+def test_gold_as_the_first_pass_leaks_every_word(family: Family) -> None:
     """All of it is read from the first position on; without interaction it is read by nobody."""
-    found = leaks_of_two_passes(two_passes(8), corpus(8), copied=True)
+    found = leaks_of_two_passes(two_passes(family, 8), corpus(8), copied=True)
     assert found == {(sentence, 0, i) for sentence, n in enumerate(LENGTHS) for i in range(n)}
-    assert leaks_of_two_passes(two_passes(8, interaction=False), corpus(8), copied=True) == set()
+    assert leaks_of_two_passes(two_passes(family, 8, interaction=False), corpus(8), copied=True) == set()
 
 
 def test_only_gold_streams_of_two_passes_bear_a_loss() -> None:

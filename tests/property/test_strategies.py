@@ -40,7 +40,7 @@ def recipe(prepared: Prepared, name: str, system: str = "bift", **sections: Any)
     options = {"updates": 4, "learning_rate": 1e-2, **sections.pop("train", {})}
     strategy = {**STRATEGIES[name], "updates": 5}
     if strategy["name"] == "asynchronous":
-        system = "abd-transformer"
+        system = family_of(system).asynchronous
     return tiny(prepared.folder, system, train=options, strategy=strategy, **sections)
 
 
@@ -128,9 +128,10 @@ def test_gold_as_the_future_fails_the_same_test(
     assert leaks(attentive(prepared, run.config), prepared, run.config, rows) == expected
 
 
-def test_gold_as_the_first_pass_fails_the_same_test(prepared: Prepared, tmp_path: Path) -> None:
+@families
+def test_gold_as_the_first_pass_fails_the_same_test(prepared: Prepared, tmp_path: Path, family: Family) -> None:
     """The wrong way for two passes: every word leaks, from the first on; and r2l, which reads nobody, none."""
-    run = train(recipe(prepared, "asynchronous"), tmp_path / "run", device="cpu", quiet=True)
+    run = train(recipe(prepared, "asynchronous", family.both), tmp_path / "run", device="cpu", quiet=True)
     rows = Decoded.open(Path(str(run.config.decoded))).rows[:5]
 
     def gold_instead(self: AsynchronousBuilder, rows: np.ndarray, width: int, size: int, fixed: bool) -> Batch:
@@ -270,12 +271,13 @@ def test_a_fold_is_decoded_by_a_model_that_has_not_seen_it(
     assert set(decoded["l2r-1"]) | set(decoded["l2r-2"]) == everything
 
 
-def test_two_passes_go_on_from_the_r2l_run(prepared: Prepared, tmp_path: Path) -> None:
+@families
+def test_two_passes_go_on_from_the_r2l_run(prepared: Prepared, tmp_path: Path, family: Family) -> None:
     """Encoder, embeddings and r2l decoder are that run's; from scratch they are not. A run that is there is taken."""
-    given = stand_in(tmp_path / "r2l", prepared, "transformer-r2l", 5)
+    given = stand_in(tmp_path / "r2l", prepared, family.r2l, 5)
     expected = weights_of(given.model())
     for origin in (None, "scratch"):
-        config = recipe(prepared, "asynchronous", train={"learning_rate": 1e-9})
+        config = recipe(prepared, "asynchronous", family.both, train={"learning_rate": 1e-9})
         config["strategy"] |= {"r2l": str(given.folder), "updates": 1, "from": origin}
         run = train(config, tmp_path / f"from {origin}", device="cpu", quiet=True)
         assert not (run.folder / "r2l").exists()
@@ -290,26 +292,30 @@ def test_two_passes_go_on_from_the_r2l_run(prepared: Prepared, tmp_path: Path) -
     assert texts[0] == texts[1]
 
 
-def test_without_interaction_both_passes_learn_from_gold_text_at_once(prepared: Prepared, tmp_path: Path) -> None:
+@families
+def test_without_interaction_both_passes_learn_from_gold_text_at_once(
+    prepared: Prepared, tmp_path: Path, family: Family
+) -> None:
     """No text is decoded, since nobody reads any; a run with interaction can go on from it."""
-    off = tiny(prepared.folder, "abd-transformer", model={"interaction": False})
+    off = tiny(prepared.folder, family.asynchronous, model={"interaction": False})
     run = train(off, tmp_path / "off", device="cpu", quiet=True)
     fresh, trained = weights_of(run.fresh_model()), weights_of(run.model())
     moved = {name.split(".")[0] for name in trained if not torch.equal(fresh[name], trained[name])}
-    assert moved == {"first", "decoder"}
-    config = recipe(prepared, "asynchronous", train={"learning_rate": 1e-9})
-    config["strategy"] |= {"updates": 1, "from": str(run.folder), "r2l": str(train_r2l(prepared, tmp_path))}
-    found = weights_of(train(config, tmp_path / "on", device="cpu", quiet=True).model())
+    assert moved == {name.split(".")[0] for name in trained}
+    config = recipe(prepared, "asynchronous", family.both, train={"learning_rate": 1e-9})
+    r2l = train(tiny(prepared.folder, family.r2l), tmp_path / "r2l", device="cpu", quiet=True)
+    config["strategy"] |= {"updates": 1, "from": str(run.folder), "r2l": str(r2l.folder)}
+    model = train(config, tmp_path / "on", device="cpu", quiet=True).model()
+    found = weights_of(model)
     assert all(torch.allclose(found[name], trained[name], atol=1e-6) for name in trained)
-    assert {name.split(".")[2].split("_")[0] for name in found.keys() - trained.keys()} == {"state"}
+    assert found.keys() - trained.keys() == model.interaction_parameters() != set()
 
 
-def train_r2l(prepared: Prepared, folder: Path) -> Path:
-    return train(tiny(prepared.folder, "transformer-r2l"), folder / "r2l", device="cpu", quiet=True).folder
-
-
-def test_a_split_decoded_by_two_passes_holds_what_the_second_says(prepared: Prepared, tmp_path: Path) -> None:
-    run = stand_in(tmp_path / "run", prepared, "abd-transformer", 6)
+@families
+def test_a_split_decoded_by_two_passes_holds_what_the_second_says(
+    prepared: Prepared, tmp_path: Path, family: Family
+) -> None:
+    run = stand_in(tmp_path / "run", prepared, family.asynchronous, 6)
     decode_split(run.folder, "dev", tmp_path / "dev", device="cpu", greedy=True)
     found = Decoded.open(tmp_path / "dev")
     assert found.texts.keys() == {L2R}

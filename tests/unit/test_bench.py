@@ -35,7 +35,7 @@ def work() -> Work:
 
 def test_any_of_our_systems_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two passes, both write their 30 tokens, however large the model; the first named is the base of the ratios."""
-    names = ["abd-transformer", "transformer-r2l", "bi-rnmt"]
+    names = ["abd-transformer", "transformer-r2l", "bi-rnmt", "abd-rnmt"]
     rows = run("tiny", "cpu", [2], [], ["float32"], 4, 1, silent, names)
     assert [row.system for row in rows] == names
     assert table(rows).splitlines()[1].split()[-1] == "1.00"

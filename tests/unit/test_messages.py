@@ -185,7 +185,7 @@ def test_prepare_on_a_full_disk(say: Say, tmp_path: Path, monkeypatch: pytest.Mo
         (["--system=abd-transformer"], "decoded: is required...; set `strategy: {{name: asynchronous}}`, which ..."),
         (
             ["--strategy.name=fine-tuning"],
-            "strategy: is for systems with interaction (bift, abd-transformer, bi-rnmt), but system is transformer-l2r",
+            "strategy: is for systems with interaction (bift, abd-transformer, bi-rnmt, abd-rnmt), but system is ...",
         ),
         (["--model.future_span=current"], "{config}: model.future_span: does not belong to transformer-l2r, got ..."),
         (["--system=rnmt-l2r"], "{config}: model.heads: does not belong to rnmt-l2r, got 2"),

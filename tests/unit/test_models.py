@@ -191,6 +191,16 @@ def test_bi_rnmt_adds_an_attention_and_a_block(shape: dict[str, Any]) -> None:
         assert both.parameter_count() - plain.parameter_count() == 3 * E * E + E
 
 
+@pytest.mark.parametrize("shape", FAMILIES["rnn"].shapes, ids=str)
+def test_abd_rnmt_adds_a_decoder_an_attention_and_a_block(shape: dict[str, Any]) -> None:
+    """Embeddings, output layer and encoder are there once."""
+    plain, model, E = toy_model("rnmt-l2r", **shape), toy_model("abd-rnmt", **shape), 8
+    decoder = {name for name in names(plain) if not name.split(".")[0].startswith(("encoder", "join"))}
+    decoder -= {name for name in decoder if "embedding" in name or name.startswith("output.")}
+    assert names(model).keys() == {f"first.{name}" for name in names(plain)} | decoder | model.interaction_parameters()
+    assert sum(model.get_parameter(name).numel() for name in model.interaction_parameters()) == 3 * E * E + E
+
+
 @families
 def test_without_interaction_there_are_none_of_its_parameters(family: Family) -> None:
     for meeting in family.meetings:
