@@ -491,7 +491,7 @@ def demo(
 
 @app.command()
 def bench(
-    shape: Annotated[str, typer.Option(help="tiny, small, base or big.")] = "base",
+    shape: Annotated[str, typer.Option(help="tiny, small, base or big; of LSTMs tiny, small or paper.")] = "base",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "16,64",
     system: Annotated[str, typer.Option(help="Ours, with commas; the first is the base.")] = "transformer-l2r,bift",

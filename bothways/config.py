@@ -438,9 +438,7 @@ def _accepts(field: FieldInfo) -> str:
                 words += [f"`{value}`" for value in get_args(kind)]
             else:
                 is_section = isinstance(kind, type) and issubclass(kind, Section)
-                words.append(
-                    "options, see below" if is_section else "list of text" if kind == list[str] else KINDS[kind]
-                )
+                words.append("options, see below" if is_section else KINDS[kind])
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
     bounds = [
         f"{sign} {getattr(bound, name)}"

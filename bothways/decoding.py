@@ -144,8 +144,9 @@ class _Translators:
         weights = hashlib.sha256()
         for parameter in self.held.model.parameters():
             weights.update(parameter.detach().float().cpu().numpy().tobytes())
+        made_by = {"system": self.held.run.config.system, "weights": weights.hexdigest()}
         search = self.held.config.model_dump(exclude={"batch_sentences"})
-        return {"run": str(part.run), "checkpoint": part.checkpoint, "weights": weights.hexdigest(), "search": search}
+        return {"run": str(part.run), "checkpoint": part.checkpoint, **made_by, "search": search}
 
 
 class _Progress:
@@ -169,11 +170,11 @@ class _Progress:
 
 
 def _identity(job: Job, parts: Sequence[Part], translators: _Translators) -> str:
-    """The same for the same decoded text: a digest of weights, settings, data and rows."""
+    """The same for the same decoded text: a digest of systems (runs can make two), weights, settings and rows."""
     settings = [FORMAT, job.prepared.fingerprint, job.split, job.precision, SHARD]
     digest = hashlib.sha256(json.dumps(settings).encode())
     for part in parts:
-        about = {name: value for name, value in translators.about(part).items() if name in ("weights", "search")}
+        about = {name: value for name, value in translators.about(part).items() if name not in ("run", "checkpoint")}
         digest.update(json.dumps(about).encode())
         digest.update(part.rows.tobytes())
     return digest.hexdigest()[:16]
@@ -186,8 +187,9 @@ def _decode_shard(job: Job, translator: Translator, rows: np.ndarray, path: Path
     fitting = [i for i, source in enumerate(sources) if 0 < len(source) <= LONGEST_SOURCE]
     texts: dict[Direction, list[list[int]]] = {d: [[]] * len(rows) for d in directions}
     usable = {d: np.zeros(len(rows), dtype=bool) for d in directions}
-    found = decode(translator.model, [sources[i] for i in fitting], directions, translator.config, translator.device)
-    for place, one in found:
+    ids = [sources[i] for i in fitting]
+    # Without a name of its own the iterator ends with the loop, and its workers with it, even if Ctrl-C ends the loop.
+    for place, one in decode(translator.model, ids, directions, translator.config, translator.device):
         for direction in [d for d in directions if d in one.best]:
             hypothesis = one.best[direction]
             texts[direction][fitting[place]] = hypothesis.reading_order

@@ -75,7 +75,7 @@ class Jury:
     def hear(self, found: Sequence[Sequence[Found]]) -> None:
         """Take over what searches have said, found[model][sentence]: without a future, it is the forced score."""
         for m, sentences in enumerate(found):
-            if not (self.panel.members[m].interaction and len(self.panel.directions[m]) == 2):
+            if not self._reads_futures(m):
                 for b, one in enumerate(sentences):
                     for h in one.hypotheses:
                         if not h.cut_off:
@@ -100,9 +100,12 @@ class Jury:
                 self.known.update(zip(row, map(sum, answer), strict=True))
         return [[[self.known[key] for key in judged] for judged in row] for row in keys]
 
+    def _reads_futures(self, m: int) -> bool:
+        """Whether a model searched with both directions reading each other."""
+        return self.panel.members[m].interaction and len(self.panel.directions[m]) == 2
+
     def _future(self, m: int, direction: Direction, found: Found) -> tuple[int, ...] | None:
-        reads = self.panel.members[m].interaction and len(self.panel.directions[m]) == 2
-        if self.config.rerank_future == "none" or not reads:
+        if self.config.rerank_future == "none" or not self._reads_futures(m):
             return None
         best = found.best.get(R2L if direction is L2R else L2R)
         return tuple(best.tokens) if best else ()

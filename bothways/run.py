@@ -122,8 +122,8 @@ def must_fit(system: str, members: Sequence[Run]) -> None:
     """Refuse runs that cannot decode the same source, or not together."""
     first = members[0]
     for run in members:
-        if run.config.system == "rerank":
-            raise ConfigError(f"runs: {run.folder} is a rerank run; name the runs that it consists of")
+        if run.config.system in ("rerank", system):
+            raise ConfigError(f"runs: {run.folder} has system {run.config.system}; name the runs that it consists of")
         if (run.source_vocabulary, run.target_vocabulary) != (first.source_vocabulary, first.target_vocabulary):
             raise VocabularyError(f"runs: {run.folder} has another vocabulary than {first.folder}; they must share it")
         if system == "ensemble" and system_of(run.config).has_two_passes:

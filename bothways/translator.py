@@ -1,4 +1,4 @@
-"""Text in, text out: the whole pipeline on one screen.
+"""Text in, text out: the whole pipeline.
 
     texts -> ids -> batches of like length -> model -> search -> hypotheses -> texts
 

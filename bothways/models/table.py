@@ -96,12 +96,12 @@ def resolve(config: Config) -> Config:
 
 
 def _resolved_of_runs(config: Config) -> Config:
-    """Directions and interaction are the runs' own: they are filled in when these are known."""
+    """Directions and interaction are the runs' own: they are filled in when these are known, whatever stood there."""
     if config.system == "ensemble" and config.runs is None:
         raise ConfigError("runs: is required for system ensemble: two or more trained runs, for instance [one/, two/]")
     if config.system == "rerank" and config.search.rerank == "self":
         raise ConfigError("search.rerank: the runs of a rerank run rescore in any case; `self` is for a single model")
-    return config
+    return changed(config, model={"direction": None, "interaction": None})
 
 
 def one_direction(config: Config, direction: str) -> Config:

@@ -21,6 +21,7 @@ from corpus import command, environment, log_of, start, tiny, write_config
 from torch import Tensor
 from toy import FAMILIES
 
+from bothways import experiment
 from bothways.config import TrainConfig, parse
 from bothways.data.batch import Batch, PairBuilder
 from bothways.data.corpus import Prepared
@@ -216,6 +217,29 @@ def test_the_best_of_another_metric_is_not_compared_with(prepared: Prepared, tmp
     train(config, tmp_path / "run", device="cpu", quiet=True)
     best = json.loads((tmp_path / "run" / "checkpoints" / "best.json").read_text(encoding="utf-8"))
     assert (best["metric"], best["update"]) == ("loss", 6)
+
+
+def test_validation_by_workers_leaves_training_as_it_was(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are packed and threads are set while it decodes; what training computes is the same, bit for bit."""
+    real, validated = experiment.text_metrics, []
+
+    def by_two_workers(*arguments: Any) -> dict[str, float]:
+        torch.set_num_threads(2)
+        validated.append(real(*arguments))
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)  # tiny products on two threads wait for each other
+        return validated[-1]
+
+    monkeypatch.setattr(experiment, "text_metrics", by_two_workers)
+    for name, every in (("watched", 2), ("alone", 1000)):
+        options = {"updates": 9, "validate_every": every, "metric": "exact_match"}
+        train(tiny(prepared.folder, "no-interaction", train=options), tmp_path / name, device="cpu", quiet=True)
+    assert len(validated) == 5 + 1
+    watched, alone = (newest(tmp_path / name) for name in ("watched", "alone"))
+    for a, b in ((watched.weights, alone.weights), (watched.optimizer, alone.optimizer)):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # -- a strategy, killed in each of its stages ------------------------------------------------------------------------
@@ -453,7 +477,6 @@ def test_two_processes_give_the_losses_of_one(alone: tuple[Path, Path], tmp_path
 WATCHED = """
 import os
 from dataclasses import replace
-from itertools import product
 import bothways.train.loop as loop
 from bothways.cli import main
 

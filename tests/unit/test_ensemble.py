@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,8 +13,8 @@ from corpus import SOURCES, command, make_prepared, random_run, tiny, write_conf
 from toy import decode as search
 from toy import naive_run, pad, settings, streams, toy_model, toy_sources
 
-from bothways import load, reporting
-from bothways.config import parse
+from bothways import decoding, load, reporting
+from bothways.config import SearchConfig, parse
 from bothways.data.corpus import Prepared
 from bothways.errors import BothwaysError
 from bothways.experiment import train
@@ -22,6 +23,7 @@ from bothways.models.table import build, one_direction, resolve
 from bothways.run import Run
 from bothways.search.hypothesis import length_norm
 from bothways.tokens import L2R, R2L, Direction
+from bothways.train.strategy import Part
 from bothways.translator import Translator
 from bothways.tuning import best_texts
 
@@ -237,6 +239,7 @@ def test_runs_elsewhere_are_found_from_anywhere(
     expected = [one.text for one in load(str(run), device="cpu").translate(SOURCES)]
     monkeypatch.chdir("/")
     assert [one.text for one in load(str(tmp_path / "run"), device="cpu").translate(SOURCES)] == expected
+    train(tmp_path / "run" / "config.yaml", tmp_path / "run", device="cpu", quiet=True)  # its own file says the same
     model = Run.open(tmp_path / "run").model()
     assert isinstance(model, Panel if system == "rerank" else Ensemble)
     count = [load(str(path), device="cpu").model.parameter_count() for path in (tmp_path / "bift", tmp_path / "run")]
@@ -255,11 +258,25 @@ def test_rerank_has_twice_the_transformers_parameters_at_big() -> None:
     assert parts[0].parameter_count() == pytest.approx(207e6, rel=0.02)  # the paper has 207.8M
 
 
+def test_shards_of_one_system_are_not_taken_for_the_others(
+    prepared: Prepared, tmp_path: Path, members: dict[str, Path]
+) -> None:
+    """A panel and an ensemble of the same runs have the same weights, and decode other text with them."""
+    job = decoding.Job(prepared, "dev", SearchConfig(), tmp_path / "decoded", "cpu")
+    found = set()
+    for system in ("rerank", "ensemble"):
+        run = of_runs(prepared, tmp_path / system, system, members["no-interaction"], members["bift"])
+        part = Part(run, np.arange(len(job.sources)), "both", "best")
+        found.add(decoding._identity(job, [part], decoding._Translators(job, print)))
+    assert len(found) == 2
+
+
 def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, members: dict[str, Path]) -> None:
     l2r, r2l, bift, abd = (members[name] for name in ("transformer-l2r", "transformer-r2l", "bift", "abd-transformer"))
     other = make_prepared(tmp_path / "other", seed=5, train=4)
     strange = random_run(other, tmp_path / "strange", "transformer-l2r")
     panel = of_runs(prepared, tmp_path / "panel", "rerank", l2r, r2l)
+    pair = of_runs(prepared, tmp_path / "pair", "ensemble", bift, bift)
     for system, runs, message in (
         (
             "ensemble",
@@ -274,7 +291,9 @@ def test_runs_that_do_not_fit_are_refused(prepared: Prepared, tmp_path: Path, me
         ),
         ("rerank", [l2r, strange], f"runs: {strange} has another vocabulary than {l2r}; they must share it"),
         ("rerank", [strange, strange], f"runs: {strange} has another vocabulary than {prepared.folder}, the `data:`"),
-        ("rerank", [panel, l2r], f"runs: {panel} is a rerank run; name the runs that it consists of"),
+        ("rerank", [panel, l2r], f"runs: {panel} has system rerank; name the runs that it consists of"),
+        ("ensemble", [panel, l2r], f"runs: {panel} has system rerank; name the runs that it consists of"),
+        ("ensemble", [pair, bift], f"runs: {pair} has system ensemble; name the runs that it consists of"),
         ("rerank", [l2r], f"runs: must name two or more runs, got ['{l2r}']"),
         ("rerank", [l2r, tmp_path / "no"], f"{tmp_path / 'no'}: is not a run"),
         ("bift", [l2r, r2l], "runs: belongs to the systems rerank and ensemble, but system is bift"),
