@@ -6,8 +6,8 @@ backward, attention's among them, against a large product of the same type on th
 """
 
 import json
-import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -142,8 +142,6 @@ def _measured(system: str, shape: str, device: str, pairs: int, precision: str, 
         log = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     speeds = [line["tokens_per_second"] for line in log][1:]  # the first is for warming up
     median = statistics.median(speeds)
-    on_gpu = device == "cuda"
-    memory = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return TrainingRow(
         peer="bothways",
         system=system,
@@ -155,7 +153,7 @@ def _measured(system: str, shape: str, device: str, pairs: int, precision: str, 
         spread=(max(speeds) - min(speeds)) / median,
         share_of_peak=median / text.loss_tokens(text.rows) * flops / peak,
         peak_teraflops=peak / 1e12,
-        memory_gib=memory / 2**30,
+        memory_gib=_most_memory(device) / 2**30,
     )
 
 
@@ -171,6 +169,16 @@ def matrix_peak(device: str, precision: str) -> float:
         _wait(device)
         seconds.append(time.perf_counter() - began)
     return 2 * n**3 / min(seconds)
+
+
+def _most_memory(device: str) -> int:
+    """Bytes at the highest: of the GPU, or of this process since it began."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    import resource  # which Windows does not have: there only this is not measured
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _wait(device: str) -> None:

@@ -204,6 +204,11 @@ class Translator:
         """
         if isinstance(self.model, Panel):
             raise SearchError(f"{self.run.folder} is a rerank run, which scores texts by all its runs: see `rescore`")
+        if direction not in self.run.directions:
+            has = " and ".join(d.label for d in self.run.directions)
+            raise SearchError(
+                f"{self.run.folder} is a {self.run.config.system} run and scores {has} only, got {direction.label}"
+            )
         if future == "none" and isinstance(self.model, TwoPass) and self.run.config.model.interaction:
             future = "decoded"
         other = R2L if direction is L2R else L2R

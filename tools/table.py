@@ -228,8 +228,9 @@ def own_updates(run: Path) -> int:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run_all(job: Job, names: Sequence[str], seeds: Sequence[int], jobs: int, minutes: float, rows: Path) -> None:
-    """Every system that is asked for, after those that it is made from; no new one after `minutes`."""
+def run_all(job: Job, names: Sequence[str], seeds: Sequence[int], jobs: int, minutes: float, rows: Path) -> list[str]:
+    """Every system that is asked for, after what it is made from; no new one after `minutes`. Returns what failed."""
+    failed = []
     deadline = time.monotonic() + 60 * minutes
     (job.work / "rows").mkdir(parents=True, exist_ok=True)
     for seed in seeds:
@@ -248,8 +249,11 @@ def run_all(job: Job, names: Sequence[str], seeds: Sequence[int], jobs: int, min
                 if process.returncode == 0:
                     waiting.done(name)
                     merge(job, rows)
+                else:
+                    failed.append(str(job.work / "rows" / f"{name}.{seed}.log"))
             time.sleep(0.2)
     merge(job, rows)
+    return failed
 
 
 class Order:
@@ -302,7 +306,8 @@ def merge(job: Job, target: Path) -> list[Row]:
     for row in [*old, *new]:
         found[row["system"], row["seed"], row["test"]] = row
     place = {name + variant: (i, variant) for i, name in enumerate(job.systems) for variant in ("", SELF)}
-    rows = sorted(found.values(), key=lambda row: (place[row["system"]], row["seed"], row["test"]))
+    last = (len(place), "")  # what the table no longer names keeps its rows
+    rows = sorted(found.values(), key=lambda row: (place.get(row["system"], last), row["seed"], row["test"]))
     if new:
         significant(job, rows)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -330,7 +335,8 @@ def significant(job: Job, rows: list[Row]) -> None:
         usual = max((name for name in job.bases if name in here), key=lambda name: valid[name], default=None)
         against: dict[str, list[str]] = {}
         for name in here:
-            base = job.systems[name.removesuffix(SELF)].base or usual
+            entry = job.systems.get(name.removesuffix(SELF))
+            base = (entry and entry.base) or usual
             if base in here and base != name:
                 against.setdefault(base, []).append(name)
         for base, names in against.items():
@@ -381,6 +387,7 @@ def main() -> None:
         return
     if given.rows is None:
         sys.exit("--rows FILE: where the rows are")
+    failed: list[str] = []
     if not given.show:
         if not (job.work / "data").exists():
             if given.raw is None:
@@ -388,8 +395,10 @@ def main() -> None:
             files = [str(given.raw / word) if (given.raw / word).exists() else word for word in job.prepare]
             bothways("prepare", *files, "--output", str(job.work / "data"), "--quiet")
         names = given.systems.split(",") if given.systems else list(job.systems)
-        run_all(job, names, seeds, given.jobs, given.minutes, given.rows)
+        failed = run_all(job, names, seeds, given.jobs, given.minutes, given.rows)
     print("\n".join(show(job, json.loads(given.rows.read_text(encoding="utf-8")))))
+    if failed:
+        sys.exit(f"failed, with the reason at the end of: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -85,4 +85,11 @@ def test_rows_of_a_table(table: Path) -> None:
     assert all(row["checkpoint"] in ("best", "average") for row in rows)
     outputs = (table.parent / "runs/outputs/bift+self-rerank.1.news.txt").read_text(encoding="utf-8")
     assert outputs.count("\n") == 6
+    options = json.loads((table.parent / "three.yaml").read_text(encoding="utf-8"))
+    write_config(table.parent / "three.yaml", {**options, "train": {**options["train"], "metric": "beauty"}})
+    words = [sys.executable, str(ROOT / "tools" / "table.py"), str(table), "--rows", str(table.parent / "rows.json")]
+    words += ["--work", str(table.parent / "runs"), "--systems", "bift", "--seeds", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=280, check=False)
+    assert done.returncode == 1 and "failed, with the reason at the end of: " in done.stderr
+    assert "beauty" in (table.parent / "runs/rows/bift.2.log").read_text(encoding="utf-8").splitlines()[-1]
     assert call(table, "--show").splitlines()[2].startswith("| transformer-l2r | 1 | 6 | 6 |")

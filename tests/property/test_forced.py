@@ -189,6 +189,12 @@ def test_an_empty_line_stays_empty_whatever_is_forced_on_it(prepared: Prepared, 
     assert (results[0].tokens, results[0].token_scores) == (best.tokens, best.token_scores)
 
 
+def test_a_direction_that_a_run_has_not_is_not_scored(prepared: Prepared, tmp_path: Path) -> None:
+    translator = translator_of(prepared, tmp_path / "run", "transformer-l2r")
+    with pytest.raises(BothwaysError, match="is a transformer-l2r run and scores l2r only, got r2l"):
+        translator.score(["a b"], ["c"], R2L)
+
+
 def test_one_text_alone_is_not_a_list(prepared: Prepared, tmp_path: Path) -> None:
     """Its letters would be translated one by one."""
     translator = translator_of(prepared, tmp_path / "run", "transformer-l2r")
