@@ -4,6 +4,7 @@ and decoding share. The task is to copy a line of letters and turn it around hal
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,8 @@ def start(*arguments: str | Path, before: str = "", **options: Any) -> subproces
     """The command line as a process; `before` is Python to run ahead of it."""
     program = ["-m", "bothways"] if not before else ["-c", f"{before}\nfrom bothways.cli import main; main()"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    # Ctrl-C is heeded, also where the tests themselves run in the background of a shell, which turns it off.
+    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([sys.executable, *program, *map(str, arguments)], env=environment(), **options)
 
 
