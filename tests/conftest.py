@@ -1,5 +1,6 @@
 """Settings of all tests, and what they count."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,9 @@ from corpus import make_prepared
 from toy import TIES
 
 from bothways.data.corpus import Prepared
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: it then runs kernels on a CPU
 
 
 def pytest_configure() -> None:
