@@ -1,8 +1,8 @@
-"""What a GPU computes in one kernel instead of many, in Triton. Each has the same contract as the PyTorch code beside it.
+"""What a GPU computes in one kernel instead of many, in Triton.
 
-The formulas stay where they are, in nn/ and train/loss.py, and are what runs elsewhere; a kernel is taken where
-`usable` says so, and tests hold it to the formula. Without a GPU they run in Triton's interpreter
-(TRITON_INTERPRET=1, float32 only), which is how they are tested there.
+The formulas stay where they are, in nn/, train/ and search/, and are what runs elsewhere; a kernel has the same
+contract, is taken where `usable` says so, and tests hold it to the formula. Without a GPU kernels run in Triton's
+interpreter (TRITON_INTERPRET=1, float32 only), which is how they are tested there.
 """
 
 from functools import cache
