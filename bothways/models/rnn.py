@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bothways.config import ModelConfig
+from bothways.kernels import usable
 from bothways.models.interface import Lattice, Memory, Seq2Seq, State
 from bothways.nn.attention import partner
 from bothways.nn.layers import AdditiveAttention, Cell, Embedding, Linear, bias_of, embeddings_of, initialize
@@ -166,13 +167,48 @@ class RNNDecoding(Seq2Seq):
     def _through(self, inputs: Tensor, memory: RNNMemory, future: Future | None) -> Tensor:
         """Position after position of all streams: [R, D, T] -> [R, D, T, E]."""
         (R, D, T), B = inputs.shape, len(memory.encoded)
-        words = self._embed(self.embedded, inputs).permute(2, 0, 1, 3)
-        given = self._given(words.reshape(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
+        words = self._embed(self.embedded, inputs.permute(2, 0, 1))
+        given = self._given(words.view(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
+        if usable(given) and (future is None or isinstance(future, _FutureOfStreams)):
+            return self._at_once(given, memory, future).view(R, D, T, -1)
         carried, outputs = self._begin(memory, given.size(2)), []
         for step in given:
             carried = self._advance(step, carried, memory, future)
             outputs.append(carried.z)
         return torch.stack(outputs, dim=2).view(R, D, T, -1)
+
+    def _at_once(self, given: Tensor, memory: RNNMemory, future: "_FutureOfStreams | None") -> Tensor:
+        """`_advance` for all positions, by kernels: [T, B, Q, 4E] -> [B * Q, T, E]."""
+        from bothways.kernels.stack import Dropout, Inputs, Partner, Setting, through
+
+        (T, B, Q, _), E, dtype = given.shape, self.config.width, given.dtype
+        rows, share = (T, B * Q, E), self.config.dropout if self.training else 0.0
+        ask, combine = [self.source_attention.query], [self.combine]
+        v: list[Tensor] = [self.source_attention.v]
+        partner = None
+        if future is not None:
+            ask += [self.future_attention.query, self.future_attention.key]
+            combine, v = [*combine, self.future_combine], [*v, self.future_attention.v]
+            read = Dropout.drawn(self.config.future_dropout if self.training else 0.0, *rows, device=given.device)
+            partner = Partner(future.bias.view(B * Q, T), self.lag, read)
+        cells = [cell for cell in self.cells if isinstance(cell, Cell)]
+        later = [[cell.inputs.weight, cell.recurrent.weight] for cell in cells[1:]]
+        norms = [norm for norm in self.decoder_norms if isinstance(norm, nn.LayerNorm)]
+        inputs = Inputs(
+            given=given.flatten(1, 2),
+            begin=memory.begin.transpose(0, 1)[:, :, None].expand(-1, -1, Q, -1).flatten(1, 2).to(dtype),
+            keys=memory.keys.to(dtype),
+            values=memory.encoded.to(dtype),
+            v=torch.stack(v),
+            ask=torch.cat([part.weight for part in ask]).to(dtype),
+            combine=torch.cat([part.weight for part in combine], dim=1).to(dtype),
+            cells=[cells[0].recurrent.weight.to(dtype), *(torch.cat(parts, dim=1).to(dtype) for parts in later)],
+            biases=[cell.inputs.bias.to(dtype) for cell in cells[1:]],
+            gains=[norm.weight for norm in norms],
+            shifts=[norm.bias for norm in norms],
+        )
+        dropout = Dropout.drawn(share, len(cells) + 1, *rows, device=given.device)
+        return through(inputs, Setting(memory.bias[:, 0], dropout, partner))
 
     def start(self, memory: Memory, directions: int, hypotheses: int) -> RNNState:
         """See Seq2Seq."""

@@ -1,0 +1,251 @@
+"""A stack of LSTM cells with attention and input feeding, over all positions of a text: what models/rnn.py defines.
+
+Forward, a position is one product and one kernel for each layer, one product that asks (the queries of both attentions
+and the key that the partner will read, side by side), a kernel for each attention, a product and a kernel for the
+output. Backward it is as many, and one more for what a partner's queries say of its key. What every position would add
+to the gradients of weights, and of the source's keys, is summed once, when all positions are done.
+
+B sources   N rows, the streams of a source one after the other   T positions   S words of a source   L layers
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bothways.kernels import cell
+from bothways.kernels.additive import Attention, Gradients, Place
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What it leaves, drawn for all positions at once."""
+
+    kept: Tensor  # 1 where a number is left, else 0
+    scale: float
+
+    @classmethod
+    def drawn(cls, share: float, *shape: int, device: torch.device) -> "Dropout | None":
+        """That of this share of all numbers; None where it would leave them all."""
+        kept = torch.empty(shape, dtype=torch.uint8, device=device)
+        return cls(kept.bernoulli_(1 - share), 1 / (1 - share)) if share else None
+
+
+@dataclass(frozen=True)
+class Partner:
+    """How two streams of a row, one after the other, read each other's states."""
+
+    bias: Tensor  # [N, T] added to the scores of a stream's positions, whoever reads them
+    lag: int  # how many of the newest positions are not read
+    dropout: Dropout | None  # [T, N, E] on what is read
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What has no gradient."""
+
+    bias: Tensor  # [B, S] added to the scores of a source's words
+    dropout: Dropout | None  # [L + 1, T, N, E], the output's last
+    partner: Partner | None
+
+    def of_layer(self, layer: int, t: int) -> tuple[Tensor | None, float]:
+        """A layer's dropout at a position; -1 is the output's."""
+        return (None, 1.0) if self.dropout is None else (self.dropout.kept[layer, t], self.dropout.scale)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What has a gradient. All but v, gains and shifts is of the type in which products are computed."""
+
+    given: Tensor  # [T, N, 4E] what words give to the first layer's gates, bias and all
+    begin: Tensor  # [L, N, E] the h that layers begin with
+    keys: Tensor  # [B, S, E]
+    values: Tensor  # [B, S, E]
+    v: Tensor  # [1 or 2, E] the source's attention's; the partner's
+    ask: Tensor  # [E or 3E, E] top state -> query; the partner's query; the key that the partner reads
+    combine: Tensor  # [E, 2E or 3E] top state, context, what was read of the partner -> output
+    cells: list[Tensor]  # L of [4E, 2E]: first z or what comes from the layer below, then h
+    biases: list[Tensor]  # L - 1 of [4E], of all layers but the first
+    gains: list[Tensor]  # L of [E]
+    shifts: list[Tensor]  # L of [E]
+
+    def flat(self) -> list[Tensor]:
+        """One after the other."""
+        lists = [*self.cells, *self.biases, *self.gains, *self.shifts]
+        return [self.given, self.begin, self.keys, self.values, self.v, self.ask, self.combine, *lists]
+
+    @classmethod
+    def of(cls, flat: tuple[Tensor, ...]) -> "Inputs":
+        """The inverse of `flat`."""
+        L, rest = len(flat[1]), list(flat[7:])
+        given, begin, keys, values, v, ask, combine = flat[:7]
+        lists = rest[:L], rest[L : 2 * L - 1], rest[2 * L - 1 : 3 * L - 1], rest[3 * L - 1 :]
+        return cls(given, begin, keys, values, v, ask, combine, *lists)
+
+    def gates(self, layer: int, t: int) -> tuple[Tensor, int]:
+        """What is added to the product of a layer's gates, and how many E its rows are apart."""
+        return (self.biases[layer - 1], 0) if layer else (self.given[t], 4)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the positions have left."""
+
+    inputs: list[Tensor]  # L of [T + 1, N, 2E] what the cells' products read; of upper layers' last, only h counts
+    gates: list[Tensor]  # L of [T, N, 4E] those products
+    cells: list[Tensor]  # L of [T + 1, N, E] float32
+    asked: Tensor  # [T, N, E or 3E]
+    combined: Tensor  # [T, N, 2E or 3E]
+    attentions: list[Attention]  # the source's; the partner's
+
+    @classmethod
+    def empty(cls, x: Inputs, setting: Setting) -> "Kept":
+        """Room for them, with what the first position reads."""
+        (L, N, E), T = x.begin.shape, len(x.given)
+        inputs = [x.given.new_empty(T + 1, N, 2 * E) for _ in range(L)]
+        gates = [x.given.new_empty(T, N, 4 * E) for _ in range(L)]
+        cells = [x.given.new_empty(T + 1, N, E, dtype=torch.float32) for _ in range(L)]
+        inputs[0][0, :, :E] = 0
+        for before, c, h in zip(inputs, cells, x.begin, strict=True):
+            before[0, :, E:], c[0] = h, 0
+        asked, combined = x.given.new_empty(T, N, len(x.ask)), x.given.new_empty(T, N, x.combine.size(1))
+        return cls(inputs, gates, cells, asked, combined, list(_attentions(x, setting, asked, combined)))
+
+
+def _attentions(x: Inputs, setting: Setting, asked: Tensor, combined: Tensor) -> Iterator[Attention]:
+    T, N, E, S = len(asked), asked.size(1), x.begin.size(2), x.keys.size(1)
+
+    def place(data: Tensor, part: int) -> Place:
+        """One of the vectors that lie side by side."""
+        parts = data.size(2) // E
+        return Place(data[..., part * E :], parts, N * parts)
+
+    def room(keys: int) -> tuple[Tensor, Tensor]:
+        """For scores and totals."""
+        return x.v.new_empty(T, N, keys, dtype=torch.float32), x.v.new_empty(T, N, 2, dtype=torch.float32)
+
+    words = Place(x.keys, S, 1), Place(x.values, S, 1)
+    yield Attention(place(asked, 0), *words, setting.bias, x.v[0], place(combined, 1), *room(S), N // len(x.keys), 0)
+    if setting.partner is not None:
+        dropout = setting.partner.dropout
+        kept, scale = (None, 1.0) if dropout is None else (dropout.kept, dropout.scale)
+        states, bias = (place(asked, 2), place(combined, 0)), setting.partner.bias
+        yield Attention(place(asked, 1), *states, bias, x.v[1], place(combined, 2), *room(T), 1, 1, kept, scale)
+
+
+def _lengths(x: Inputs, setting: Setting, t: int) -> list[int]:
+    """How many keys position t reads of the source, and of the partner."""
+    return [x.keys.size(1), *([] if setting.partner is None else [t + 1 - setting.partner.lag])]
+
+
+def _forward(x: Inputs, setting: Setting, kept: Kept) -> Tensor:
+    L, N, E = x.begin.shape
+    out = x.given.new_empty(N, len(x.given), E)
+    product = x.given.new_empty(N, E)
+    for t in range(len(x.given)):
+        for i in range(L):
+            torch.mm(kept.inputs[i][t], x.cells[i].T, out=kept.gates[i][t])
+            above = kept.combined[t] if i == L - 1 else kept.inputs[i + 1][t]
+            cell.forward(
+                kept.gates[i][t], *x.gates(i, t), kept.cells[i][t], kept.cells[i][t + 1], *setting.of_layer(i, t),
+                kept.inputs[i][t] if i else None, x.gains[i], x.shifts[i],
+                kept.inputs[i][t + 1, :, E:], above, above.size(1) // E,
+            )  # fmt: skip
+        torch.mm(kept.combined[t, :, :E], x.ask.T, out=kept.asked[t])
+        for attention, length in zip(kept.attentions, _lengths(x, setting, t), strict=True):
+            attention.forward(t, length)
+        torch.mm(kept.combined[t], x.combine.T, out=product)
+        cell.output(product, *setting.of_layer(-1, t), out[:, t], kept.inputs[0][t + 1])
+    return out
+
+
+def _backward(x: Inputs, setting: Setting, kept: Kept, out: Tensor, grad_out: Tensor) -> Inputs:
+    """Gradients, where the inputs stand."""
+    (L, N, E), T = x.begin.shape, len(x.given)
+    combined, asked, product = (torch.empty_like(y) for y in (kept.combined, kept.asked, kept.combined[..., :E]))
+    gates = [torch.empty_like(y) for y in kept.gates]
+    inputs = [y.new_zeros(N, 2 * E) for y in kept.gates]  # those of the position at hand
+    cells = [y.new_zeros(N, E) for y in kept.cells]
+    norms = [y.new_zeros(N, 2, E) for y in kept.cells]
+    grads = [
+        Gradients(
+            asked[..., i * E :],
+            x.v.new_zeros(N, E, dtype=torch.float32),
+            torch.empty_like(y.scores),
+            torch.empty_like(y.scores),
+        )
+        for i, y in enumerate(kept.attentions)
+    ]
+    of_query, below, read = (
+        x.begin.new_empty(N, E),
+        x.v.new_empty(N, E, dtype=torch.float32),
+        x.v.new_empty(N, 1, E, dtype=torch.float32),
+    )
+    for t in reversed(range(T)):
+        cell.output_backward(out[:, t], *setting.of_layer(-1, t), grad_out[:, t], inputs[0], product[t])
+        torch.mm(product[t], x.combine, out=combined[t])
+        for i, length in enumerate(_lengths(x, setting, t)):
+            kept.attentions[i].backward(t, length, combined[..., (i + 1) * E :], grads[i])
+        if setting.partner is not None:
+            readers, key = range(t + setting.partner.lag, T), Place(asked[t, :, 2 * E :], 3, 0)
+            kept.attentions[1].gathered(combined[..., 2 * E :], grads[1], range(t, t + 1), readers, key, read)
+        torch.mm(asked[t], x.ask, out=of_query)
+        above = combined[t], combined.size(2) // E, of_query, None if setting.partner is None else read
+        for i in reversed(range(L)):
+            cell.backward(
+                kept.gates[i][t], *x.gates(i, t), kept.cells[i][t], *setting.of_layer(i, t),
+                kept.inputs[i][t] if i else None, x.gains[i], above, inputs[i][:, E:],
+                cells[i], gates[i][t], below, norms[i],
+            )  # fmt: skip
+            torch.mm(gates[i][t], x.cells[i], out=inputs[i])
+            above = inputs[i], 2, below, None
+    keys, values = torch.empty_like(x.keys), torch.empty_like(x.values)
+    words = range(x.keys.size(1))
+    kept.attentions[0].gathered(combined[..., E:], grads[0], words, range(T), Place(keys, len(words), 1), values)
+    return Inputs(
+        given=gates[0],
+        begin=torch.stack([y[:, E:] for y in inputs]),
+        keys=keys,
+        values=values,
+        v=torch.stack([y.v.sum(0) for y in grads]),
+        ask=_product(asked, kept.combined[..., :E]),
+        combine=_product(product, kept.combined),
+        cells=[_product(y, z[:T]) for y, z in zip(gates, kept.inputs, strict=True)],
+        biases=[y.sum((0, 1), dtype=torch.float32) for y in gates[1:]],
+        gains=[y[:, 0].sum(0) for y in norms],
+        shifts=[y[:, 1].sum(0) for y in norms],
+    )
+
+
+def _product(grad: Tensor, x: Tensor) -> Tensor:
+    """A weight's gradient, summed over all rows of all positions."""
+    return grad.flatten(0, 1).T @ x.flatten(0, 1)
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, setting: Setting, *flat: Tensor) -> Tensor:
+        inputs = Inputs.of(flat)
+        with torch.autocast(flat[0].device.type, enabled=False):
+            kept = Kept.empty(inputs, setting)
+            out = _forward(inputs, setting, kept)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(out, *flat)
+            ctx.setting, ctx.kept = setting, kept
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        out, *flat = ctx.saved_tensors
+        with torch.autocast(out.device.type, enabled=False):
+            found = _backward(Inputs.of(tuple(flat)), ctx.setting, ctx.kept, out, grads[0].to(out.dtype).contiguous())
+        return (None, *found.flat())
+
+
+def through(inputs: Inputs, setting: Setting) -> Tensor:
+    """Outputs z of all positions, [N, T, E]."""
+    apply: Any = _Through.apply
+    return apply(setting, *(x.contiguous() for x in inputs.flat()))
