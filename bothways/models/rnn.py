@@ -19,10 +19,16 @@ Padding stands behind a sentence's words in every pass, the reversed one too (a 
 nothing that comes after the words is read: no state that counts has ever consumed padding.
 
 What does not wait for z_{i-1} is computed for all positions at once: the encoder (by cuDNN on a GPU), the keys U h_j,
-the share of y in the first layer's gates, and the output layer. What remains for each position, on a GPU: the gates of
-a cell and all that follows from them are one kernel, PyTorch's own; every other operation of the formulas above is a
-kernel of its own, vᵀ tanh(W z + U h) three of them. Nothing else is fused; but where training records its passes
-(train/recording.py), all kernels of an update are one launch.
+the share of y in the first layer's gates, and the output layer. What remains for each position, on a GPU:
+
+- Where texts are passed through as a whole, as in training, kernels/stack.py: a product and a kernel for each layer
+  (gates, cell, dropout, residual sum and normalization in one), one product for what both attentions are asked, a kernel
+  for each attention, and a product and a kernel for z. Gradients of weights are summed over all positions at once.
+- Where a position is a step of a search or of a replay, and in both passes of ABD: the gates of a cell and all that
+  follows from them are one kernel, PyTorch's own; every other operation of the formulas above is a kernel of its own,
+  vᵀ tanh(W z + U h) three of them.
+
+Where training records its passes (train/recording.py), all kernels of an update are one launch.
 """
 
 from abc import abstractmethod
