@@ -3,13 +3,14 @@
 Forward, a position is one product and one kernel for each layer, one product that asks (the queries of both attentions
 and the key that the partner will read, side by side), a kernel for each attention, a product and a kernel for the
 output. Backward it is as many, and one more for what a partner's queries say of its key. What every position would add
-to the gradients of weights, and of the source's keys, is summed once, when all positions are done.
+to the gradients of weights, and of keys that were there before, is summed once, when all positions are done.
 
 B sources   N rows, the streams of a source one after the other   T positions   S words of a source   L layers
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,12 +35,12 @@ class Dropout:
 
 
 @dataclass(frozen=True)
-class Partner:
-    """How two streams of a row, one after the other, read each other's states."""
+class Future:
+    """What is read besides the source: the states of the other stream of a row, or of another pass."""
 
-    bias: Tensor  # [N, T] added to the scores of a stream's positions, whoever reads them
-    lag: int  # how many of the newest positions are not read
+    bias: Tensor  # [rows, n] added to the scores of a stream's, or a pass', positions, whoever reads them
     dropout: Dropout | None  # [T, N, E] on what is read
+    lag: int | None  # how many of the other stream's newest positions are not read; None: they are another pass'
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,12 @@ class Setting:
 
     bias: Tensor  # [B, S] added to the scores of a source's words
     dropout: Dropout | None  # [L + 1, T, N, E], the output's last
-    partner: Partner | None
+    future: Future | None
+
+    @property
+    def lag(self) -> int | None:
+        """The other stream's, if it is read."""
+        return None if self.future is None else self.future.lag
 
     def of_layer(self, layer: int, t: int) -> tuple[Tensor | None, float]:
         """A layer's dropout at a position; -1 is the output's."""
@@ -63,26 +69,28 @@ class Inputs:
     begin: Tensor  # [L, N, E] the h that layers begin with
     keys: Tensor  # [B, S, E]
     values: Tensor  # [B, S, E]
-    v: Tensor  # [1 or 2, E] the source's attention's; the partner's
-    ask: Tensor  # [E or 3E, E] top state -> query; the partner's query; the key that the partner reads
-    combine: Tensor  # [E, 2E or 3E] top state, context, what was read of the partner -> output
+    v: Tensor  # [1 or 2, E] the source's attention's; the future's
+    ask: Tensor  # [E to 3E, E] top state -> query; the future's query; the key that the other stream reads
+    combine: Tensor  # [E, 2E or 3E] top state, context, what was read of the future -> output
     cells: list[Tensor]  # L of [4E, 2E]: first z or what comes from the layer below, then h
     biases: list[Tensor]  # L - 1 of [4E], of all layers but the first
     gains: list[Tensor]  # L of [E]
     shifts: list[Tensor]  # L of [E]
+    states: list[Tensor]  # [rows, n, E] keys and values of another pass, or none
 
     def flat(self) -> list[Tensor]:
         """One after the other."""
-        lists = [*self.cells, *self.biases, *self.gains, *self.shifts]
+        lists = [*self.cells, *self.biases, *self.gains, *self.shifts, *self.states]
         return [self.given, self.begin, self.keys, self.values, self.v, self.ask, self.combine, *lists]
 
     @classmethod
     def of(cls, flat: tuple[Tensor, ...]) -> "Inputs":
         """The inverse of `flat`."""
         L, rest = len(flat[1]), list(flat[7:])
-        given, begin, keys, values, v, ask, combine = flat[:7]
-        lists = rest[:L], rest[L : 2 * L - 1], rest[2 * L - 1 : 3 * L - 1], rest[3 * L - 1 :]
-        return cls(given, begin, keys, values, v, ask, combine, *lists)
+        given, first, keys, values, v, ask, combine = flat[:7]
+        ends = 0, L, 2 * L - 1, 3 * L - 1, 4 * L - 1, len(rest)
+        lists = (rest[begin:end] for begin, end in pairwise(ends))
+        return cls(given, first, keys, values, v, ask, combine, *lists)
 
     def gates(self, layer: int, t: int) -> tuple[Tensor, int]:
         """What is added to the product of a layer's gates, and how many E its rows are apart."""
@@ -96,9 +104,9 @@ class Kept:
     inputs: list[Tensor]  # L of [T + 1, N, 2E] what the cells' products read; of upper layers' last, only h counts
     gates: list[Tensor]  # L of [T, N, 4E] those products
     cells: list[Tensor]  # L of [T + 1, N, E] float32
-    asked: Tensor  # [T, N, E or 3E]
+    asked: Tensor  # [T, N, E to 3E]
     combined: Tensor  # [T, N, 2E or 3E]
-    attentions: list[Attention]  # the source's; the partner's
+    attentions: list[Attention]  # the source's; the future's
 
     @classmethod
     def empty(cls, x: Inputs, setting: Setting) -> "Kept":
@@ -126,18 +134,29 @@ def _attentions(x: Inputs, setting: Setting, asked: Tensor, combined: Tensor) ->
         """For scores and totals."""
         return x.v.new_empty(T, N, keys, dtype=torch.float32), x.v.new_empty(T, N, 2, dtype=torch.float32)
 
-    words = Place(x.keys, S, 1), Place(x.values, S, 1)
+    def there(keys: Tensor, values: Tensor) -> tuple[Place, Place]:
+        """Those that do not come from the positions themselves."""
+        return Place(keys, keys.size(1), 1), Place(values, keys.size(1), 1)
+
+    words = there(x.keys, x.values)
     yield Attention(place(asked, 0), *words, setting.bias, x.v[0], place(combined, 1), *room(S), N // len(x.keys), 0)
-    if setting.partner is not None:
-        dropout = setting.partner.dropout
+    if setting.future is not None:
+        bias, dropout = setting.future.bias, setting.future.dropout
         kept, scale = (None, 1.0) if dropout is None else (dropout.kept, dropout.scale)
-        states, bias = (place(asked, 2), place(combined, 0)), setting.partner.bias
-        yield Attention(place(asked, 1), *states, bias, x.v[1], place(combined, 2), *room(T), 1, 1, kept, scale)
+        if setting.lag is None:
+            states, who = there(*x.states), (N // len(bias), 0)
+        else:
+            states, who = (place(asked, 2), place(combined, 0)), (1, 1)
+        scores = room(bias.size(1))
+        yield Attention(place(asked, 1), *states, bias, x.v[1], place(combined, 2), *scores, *who, kept, scale)
 
 
-def _lengths(x: Inputs, setting: Setting, t: int) -> list[int]:
-    """How many keys position t reads of the source, and of the partner."""
-    return [x.keys.size(1), *([] if setting.partner is None else [t + 1 - setting.partner.lag])]
+def _lengths(setting: Setting, t: int) -> list[int]:
+    """How many keys position t reads of the source, and of the future."""
+    lengths = [setting.bias.size(1)]
+    if setting.future is not None:
+        lengths.append(setting.future.bias.size(1) if setting.lag is None else t + 1 - setting.lag)
+    return lengths
 
 
 def _forward(x: Inputs, setting: Setting, kept: Kept) -> Tensor:
@@ -154,68 +173,98 @@ def _forward(x: Inputs, setting: Setting, kept: Kept) -> Tensor:
                 kept.inputs[i][t + 1, :, E:], above, above.size(1) // E,
             )  # fmt: skip
         torch.mm(kept.combined[t, :, :E], x.ask.T, out=kept.asked[t])
-        for attention, length in zip(kept.attentions, _lengths(x, setting, t), strict=True):
+        for attention, length in zip(kept.attentions, _lengths(setting, t), strict=True):
             attention.forward(t, length)
         torch.mm(kept.combined[t], x.combine.T, out=product)
         cell.output(product, *setting.of_layer(-1, t), out[:, t], kept.inputs[0][t + 1])
     return out
 
 
-def _backward(x: Inputs, setting: Setting, kept: Kept, out: Tensor, grad_out: Tensor) -> Inputs:
-    """Gradients, where the inputs stand."""
-    (L, N, E), T = x.begin.shape, len(x.given)
-    combined, asked, product = (torch.empty_like(y) for y in (kept.combined, kept.asked, kept.combined[..., :E]))
-    gates = [torch.empty_like(y) for y in kept.gates]
-    inputs = [y.new_zeros(N, 2 * E) for y in kept.gates]  # those of the position at hand
-    cells = [y.new_zeros(N, E) for y in kept.cells]
-    norms = [y.new_zeros(N, 2, E) for y in kept.cells]
-    grads = [
-        Gradients(
-            asked[..., i * E :],
-            x.v.new_zeros(N, E, dtype=torch.float32),
-            torch.empty_like(y.scores),
-            torch.empty_like(y.scores),
+@dataclass(frozen=True)
+class Slopes:
+    """The gradients of what positions have left."""
+
+    inputs: list[Tensor]  # L of [N, 2E], those of one position
+    gates: list[Tensor]  # L of [T, N, 4E]
+    asked: Tensor  # as in Kept
+    combined: Tensor
+    product: Tensor  # [T, N, E] what the output's dropout and tanh are taken of
+    norms: list[Tensor]  # L of [N, 2, E] gains and shifts
+    attentions: list[Gradients]
+
+    @classmethod
+    def empty(cls, kept: Kept) -> "Slopes":
+        """Room for them; zero where they are added up, and where nothing comes after the last position."""
+        (T, N, _), E = kept.asked.shape, kept.cells[0].size(2)
+        asked, exact = torch.empty_like(kept.asked), kept.cells[0]
+        attentions = [
+            Gradients(
+                asked[..., i * E :], exact.new_zeros(N, E), torch.empty_like(y.scores), torch.empty_like(y.scores)
+            )
+            for i, y in enumerate(kept.attentions)
+        ]
+        return cls(
+            inputs=[y.new_zeros(N, 2 * E) for y in kept.gates],
+            gates=[torch.empty_like(y) for y in kept.gates],
+            asked=asked,
+            combined=torch.empty_like(kept.combined),
+            product=kept.asked.new_empty(T, N, E),
+            norms=[y.new_zeros(N, 2, E) for y in kept.cells],
+            attentions=attentions,
         )
-        for i, y in enumerate(kept.attentions)
-    ]
-    of_query, below, read = (
-        x.begin.new_empty(N, E),
-        x.v.new_empty(N, E, dtype=torch.float32),
-        x.v.new_empty(N, 1, E, dtype=torch.float32),
-    )
+
+
+def _backward(
+    x: Inputs, setting: Setting, kept: Kept, out: Tensor, grad_out: Tensor, grad_tops: Tensor | None
+) -> Inputs:
+    """Gradients, where the inputs stand; grad_tops, of the top states, [T, N, E], where no stream reads another's."""
+    (L, N, E), T, found = x.begin.shape, len(x.given), Slopes.empty(kept)
+    cells = [y.new_zeros(N, E) for y in kept.cells]
+    of_query, below, read = x.begin.new_empty(N, E), cells[0].new_empty(N, E), cells[0].new_empty(N, 1, E)
     for t in reversed(range(T)):
-        cell.output_backward(out[:, t], *setting.of_layer(-1, t), grad_out[:, t], inputs[0], product[t])
-        torch.mm(product[t], x.combine, out=combined[t])
-        for i, length in enumerate(_lengths(x, setting, t)):
-            kept.attentions[i].backward(t, length, combined[..., (i + 1) * E :], grads[i])
-        if setting.partner is not None:
-            readers, key = range(t + setting.partner.lag, T), Place(asked[t, :, 2 * E :], 3, 0)
-            kept.attentions[1].gathered(combined[..., 2 * E :], grads[1], range(t, t + 1), readers, key, read)
-        torch.mm(asked[t], x.ask, out=of_query)
-        above = combined[t], combined.size(2) // E, of_query, None if setting.partner is None else read
+        cell.output_backward(out[:, t], *setting.of_layer(-1, t), grad_out[:, t], found.inputs[0], found.product[t])
+        torch.mm(found.product[t], x.combine, out=found.combined[t])
+        for i, length in enumerate(_lengths(setting, t)):
+            kept.attentions[i].backward(t, length, found.combined[..., (i + 1) * E :], found.attentions[i])
+        more = None if grad_tops is None else grad_tops[t]
+        if setting.lag is not None:
+            readers, key = range(t + setting.lag, T), Place(found.asked[t, :, 2 * E :], 3, 0)
+            which = found.combined[..., 2 * E :], found.attentions[1], range(t, t + 1), readers
+            kept.attentions[1].gathered(*which, key, read)
+            more = read
+        torch.mm(found.asked[t], x.ask, out=of_query)
+        above = found.combined[t], found.combined.size(2) // E, of_query, more
         for i in reversed(range(L)):
             cell.backward(
                 kept.gates[i][t], *x.gates(i, t), kept.cells[i][t], *setting.of_layer(i, t),
-                kept.inputs[i][t] if i else None, x.gains[i], above, inputs[i][:, E:],
-                cells[i], gates[i][t], below, norms[i],
+                kept.inputs[i][t] if i else None, x.gains[i], above, found.inputs[i][:, E:],
+                cells[i], found.gates[i][t], below, found.norms[i],
             )  # fmt: skip
-            torch.mm(gates[i][t], x.cells[i], out=inputs[i])
-            above = inputs[i], 2, below, None
-    keys, values = torch.empty_like(x.keys), torch.empty_like(x.values)
-    words = range(x.keys.size(1))
-    kept.attentions[0].gathered(combined[..., E:], grads[0], words, range(T), Place(keys, len(words), 1), values)
+            torch.mm(found.gates[i][t], x.cells[i], out=found.inputs[i])
+            above = found.inputs[i], 2, below, None
+    return _summed(x, kept, found)
+
+
+def _summed(x: Inputs, kept: Kept, found: Slopes) -> Inputs:
+    """Over all positions, the gradients that each of them has a share in."""
+    T, E = len(x.given), x.begin.size(2)
+    there = [torch.empty_like(y) for y in (x.keys, x.values, *x.states)]
+    for i, (keys, values) in enumerate(zip(there[0::2], there[1::2], strict=True)):
+        which = found.combined[..., (i + 1) * E :], found.attentions[i], range(keys.size(1)), range(T)
+        kept.attentions[i].gathered(*which, Place(keys, keys.size(1), 1), values)
     return Inputs(
-        given=gates[0],
-        begin=torch.stack([y[:, E:] for y in inputs]),
-        keys=keys,
-        values=values,
-        v=torch.stack([y.v.sum(0) for y in grads]),
-        ask=_product(asked, kept.combined[..., :E]),
-        combine=_product(product, kept.combined),
-        cells=[_product(y, z[:T]) for y, z in zip(gates, kept.inputs, strict=True)],
-        biases=[y.sum((0, 1), dtype=torch.float32) for y in gates[1:]],
-        gains=[y[:, 0].sum(0) for y in norms],
-        shifts=[y[:, 1].sum(0) for y in norms],
+        given=found.gates[0],
+        begin=torch.stack([y[:, E:] for y in found.inputs]),
+        keys=there[0],
+        values=there[1],
+        v=torch.stack([y.v.sum(0) for y in found.attentions]),
+        ask=_product(found.asked, kept.combined[..., :E]),
+        combine=_product(found.product, kept.combined),
+        cells=[_product(y, z[:T]) for y, z in zip(found.gates, kept.inputs, strict=True)],
+        biases=[y.sum((0, 1), dtype=torch.float32) for y in found.gates[1:]],
+        gains=[y[:, 0].sum(0) for y in found.norms],
+        shifts=[y[:, 1].sum(0) for y in found.norms],
+        states=there[2:],
     )
 
 
@@ -226,7 +275,7 @@ def _product(grad: Tensor, x: Tensor) -> Tensor:
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, setting: Setting, *flat: Tensor) -> Tensor:
+    def forward(ctx: Any, setting: Setting, *flat: Tensor) -> tuple[Tensor, Tensor]:
         inputs = Inputs.of(flat)
         with torch.autocast(flat[0].device.type, enabled=False):
             kept = Kept.empty(inputs, setting)
@@ -234,18 +283,24 @@ class _Through(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(out, *flat)
             ctx.setting, ctx.kept = setting, kept
-        return out
+            ctx.set_materialize_grads(False)
+        return out, kept.combined[..., : out.size(-1)].transpose(0, 1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         out, *flat = ctx.saved_tensors
+        of_out = torch.zeros_like(out) if grads[0] is None else grads[0].to(out.dtype).contiguous()
+        of_tops = None if grads[1] is None else grads[1].transpose(0, 1).contiguous()
+        assert of_tops is None or ctx.setting.lag is None, (
+            "no pass whose streams read each other is asked for its states"
+        )
         with torch.autocast(out.device.type, enabled=False):
-            found = _backward(Inputs.of(tuple(flat)), ctx.setting, ctx.kept, out, grads[0].to(out.dtype).contiguous())
+            found = _backward(Inputs.of(tuple(flat)), ctx.setting, ctx.kept, out, of_out, of_tops)
         return (None, *found.flat())
 
 
-def through(inputs: Inputs, setting: Setting) -> Tensor:
-    """Outputs z of all positions, [N, T, E]."""
+def through(inputs: Inputs, setting: Setting) -> tuple[Tensor, Tensor]:
+    """Outputs z and top states of all positions, [N, T, E] each."""
     apply: Any = _Through.apply
     return apply(setting, *(x.contiguous() for x in inputs.flat()))

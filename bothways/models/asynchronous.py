@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bothways.config import ModelConfig
 from bothways.models.interface import Memory, TwoPass, TwoPassMemory
-from bothways.models.rnn import RNN, Future, RNNDecoding, RNNMemory
+from bothways.models.rnn import RNN, FutureOfStates, RNNDecoding, RNNMemory
 from bothways.models.transformer import DecoderLayer, Decoding, Transformer, TransformerMemory
 from bothways.nn.attention import SourceAttention
 from bothways.nn.layers import Embedding, SubLayer, bias_of, initialize
@@ -199,12 +199,11 @@ class AsynchronousRNN(Asynchronous, RNNDecoding):
         assert isinstance(memory, TwoPassMemory) and isinstance(memory.second, RNNMemory)
         return memory.second
 
-    def read_besides(self, memory: RNNMemory) -> Future | None:
+    def read_besides(self, memory: RNNMemory) -> FutureOfStates | None:
         """See RNNDecoding: what the first pass has said, all of it, if the memory holds any."""
         if not isinstance(memory, InformedRNNMemory):
             return None
-        states, bias = memory.states, memory.states_bias
-        return lambda top: self.read(top.reshape(len(states), -1, top.size(-1)), states, bias).view(top.shape)
+        return FutureOfStates(self, memory.states, memory.states_bias)
 
     def say(self, memory: Memory, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """See Asynchronous."""

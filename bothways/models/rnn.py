@@ -22,11 +22,10 @@ What does not wait for z_{i-1} is computed for all positions at once: the encode
 the share of y in the first layer's gates, and the output layer. What remains for each position, on a GPU:
 
 - Where texts are passed through as a whole, as in training, kernels/stack.py: a product and a kernel for each layer
-  (gates, cell, dropout, residual sum and normalization in one), one product for what both attentions are asked, a kernel
-  for each attention, and a product and a kernel for z. Gradients of weights are summed over all positions at once.
-- Where a position is a step of a search or of a replay, and in both passes of ABD: the gates of a cell and all that
-  follows from them are one kernel, PyTorch's own; every other operation of the formulas above is a kernel of its own,
-  vᵀ tanh(W z + U h) three of them.
+  (gates, cell, dropout, residual sum and normalization in one), one product for what both attentions are asked, one
+  kernel for each attention, and a product and a kernel for z. Weights' gradients are summed over all positions at once.
+- Where a position is a step of a search or of a replay: the gates of a cell and all that follows from them are one
+  kernel, PyTorch's own; every other operation of the formulas above is a kernel of its own, vᵀ tanh(W z + U h) three.
 
 Where training records its passes (train/recording.py), all kernels of an update are one launch.
 """
@@ -138,7 +137,7 @@ class RNNDecoding(Seq2Seq):
     def read_of(self, memory: Memory) -> RNNMemory:
         """What this stack reads of a memory."""
 
-    def read_besides(self, memory: RNNMemory) -> Future | None:
+    def read_besides(self, memory: RNNMemory) -> "FutureOfStates | None":
         """The future where it is not a partner: what a memory holds besides the source, if it does."""
         return None
 
@@ -162,45 +161,57 @@ class RNNDecoding(Seq2Seq):
         """See Seq2Seq: position i sees inputs 0..i of its own stream and, with interaction, states of its partner's."""
         read = self.read_of(memory)
         together = self.interaction and inputs.size(1) == 2
-        return self._through(inputs, read, _FutureOfStreams(self, inputs) if together else self.read_besides(read))
+        return self._through(inputs, read, _FutureOfStreams(self, inputs) if together else self.read_besides(read))[0]
 
     def spoken(self, memory: Memory, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """`hidden` of streams that read nothing but the source, and their top states, both [R, D, T, E]."""
-        tops: list[Tensor] = []
-        hidden = self._through(inputs, self.read_of(memory), tops.append)
-        return hidden, torch.stack(tops, dim=2).view(hidden.shape)
+        return self._through(inputs, self.read_of(memory), None)
 
-    def _through(self, inputs: Tensor, memory: RNNMemory, future: Future | None) -> Tensor:
-        """Position after position of all streams: [R, D, T] -> [R, D, T, E]."""
+    def _through(
+        self, inputs: Tensor, memory: RNNMemory, future: "_FutureOfStreams | FutureOfStates | None"
+    ) -> tuple[Tensor, Tensor]:
+        """Position after position of all streams: [R, D, T] -> outputs z and top states, [R, D, T, E] each."""
         (R, D, T), B = inputs.shape, len(memory.encoded)
         words = self._embed(self.embedded, inputs.permute(2, 0, 1))
         given = self._given(words.view(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
-        if usable(given) and (future is None or isinstance(future, _FutureOfStreams)):
-            return self._at_once(given, memory, future).view(R, D, T, -1)
-        carried, outputs = self._begin(memory, given.size(2)), []
-        for step in given:
-            carried = self._advance(step, carried, memory, future)
-            outputs.append(carried.z)
-        return torch.stack(outputs, dim=2).view(R, D, T, -1)
+        if usable(given):
+            found = self._at_once(given, memory, future)
+            return found[0].view(R, D, T, -1), found[1].unflatten(0, (R, D))
+        carried = self._begin(memory, given.size(2))
+        outputs: list[Tensor] = []
+        tops: list[Tensor] = []
 
-    def _at_once(self, given: Tensor, memory: RNNMemory, future: "_FutureOfStreams | None") -> Tensor:
-        """`_advance` for all positions, by kernels: [T, B, Q, 4E] -> [B * Q, T, E]."""
-        from bothways.kernels.stack import Dropout, Inputs, Partner, Setting, through
+        def read(top: Tensor) -> Tensor | None:
+            tops.append(top)
+            return None if future is None else future(top)
+
+        for step in given:
+            carried = self._advance(step, carried, memory, read)
+            outputs.append(carried.z)
+        return torch.stack(outputs, dim=2).view(R, D, T, -1), torch.stack(tops, dim=2).view(R, D, T, -1)
+
+    def _at_once(
+        self, given: Tensor, memory: RNNMemory, future: "_FutureOfStreams | FutureOfStates | None"
+    ) -> tuple[Tensor, Tensor]:
+        """`_advance` for all positions, by kernels: [T, B, Q, 4E] -> outputs z and top states, [B * Q, T, E] each."""
+        from bothways.kernels import stack
 
         (T, B, Q, _), E, dtype = given.shape, self.config.width, given.dtype
         rows, share = (T, B * Q, E), self.config.dropout if self.training else 0.0
         ask, combine = [self.source_attention.query], [self.combine]
         v: list[Tensor] = [self.source_attention.v]
-        partner = None
+        read, states = None, []
         if future is not None:
-            ask += [self.future_attention.query, self.future_attention.key]
+            others = future if isinstance(future, FutureOfStates) else None
+            ask += [self.future_attention.query, *([] if others else [self.future_attention.key])]
             combine, v = [*combine, self.future_combine], [*v, self.future_attention.v]
-            read = Dropout.drawn(self.config.future_dropout if self.training else 0.0, *rows, device=given.device)
-            partner = Partner(future.bias.view(B * Q, T), self.lag, read)
+            states = [x.to(dtype) for x in others.keyed.chunk(2, dim=-1)] if others else []
+            drop = stack.Dropout.drawn(self.config.future_dropout if self.training else 0.0, *rows, device=given.device)
+            read = stack.Future(future.bias.flatten(0, -2), drop, None if others else self.lag)
         cells = [cell for cell in self.cells if isinstance(cell, Cell)]
         later = [[cell.inputs.weight, cell.recurrent.weight] for cell in cells[1:]]
         norms = [norm for norm in self.decoder_norms if isinstance(norm, nn.LayerNorm)]
-        inputs = Inputs(
+        inputs = stack.Inputs(
             given=given.flatten(1, 2),
             begin=memory.begin.transpose(0, 1)[:, :, None].expand(-1, -1, Q, -1).flatten(1, 2).to(dtype),
             keys=memory.keys.to(dtype),
@@ -212,9 +223,10 @@ class RNNDecoding(Seq2Seq):
             biases=[cell.inputs.bias.to(dtype) for cell in cells[1:]],
             gains=[norm.weight for norm in norms],
             shifts=[norm.bias for norm in norms],
+            states=states,
         )
-        dropout = Dropout.drawn(share, len(cells) + 1, *rows, device=given.device)
-        return through(inputs, Setting(memory.bias[:, 0], dropout, partner))
+        dropout = stack.Dropout.drawn(share, len(cells) + 1, *rows, device=given.device)
+        return stack.through(inputs, stack.Setting(memory.bias[:, 0], dropout, read))
 
     def start(self, memory: Memory, directions: int, hypotheses: int) -> RNNState:
         """See Seq2Seq."""
@@ -369,6 +381,17 @@ class RNN(RNNDecoding):
 
 
 # -- whose states are the future: of streams, of hypotheses, of nodes -------------------------------------------------
+
+
+class FutureOfStates:
+    """What was there before: the states of another pass, all of them."""
+
+    def __init__(self, model: RNNDecoding, keyed: Tensor, bias: Tensor) -> None:
+        self.model, self.keyed, self.bias = model, keyed, bias  # [R, n, 2E] and [R, 1, n]
+
+    def __call__(self, top: Tensor) -> Tensor:
+        rows = top.reshape(len(self.keyed), -1, top.size(-1))
+        return self.model.read(rows, self.keyed, self.bias).view(top.shape)
 
 
 class _FutureOfStreams:

@@ -71,7 +71,7 @@ def passed(
     model.zero_grad()
     torch.manual_seed(2)
     together = model.interaction and inputs.size(1) == 2
-    out = model._through(inputs, memory, _FutureOfStreams(model, inputs) if together else None)
+    out, _ = model._through(inputs, memory, _FutureOfStreams(model, inputs) if together else None)
     (out.float() * torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).sin()).sum().backward()
     leaves |= {name: p for name, p in model.named_parameters()}
     return out, {name: x.grad.clone() for name, x in leaves.items() if x.grad is not None}
@@ -119,6 +119,26 @@ def test_all_positions_at_once_are_the_positions_one_by_one(
         torch.testing.assert_close(gradients[name], gradient, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
     if dropout:
         assert next(places, None) is None
+
+
+@pytest.mark.parametrize("decoded", [True, False])
+def test_both_passes_of_abd_are_their_positions_one_by_one(decoded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second reads the first's states, whose gradient flows on into the first."""
+    model = toy_model("abd-rnmt", width=24, dropout=0.0).to(DEVICE).train()
+    sources = pad(toy_sources(count=3)).to(DEVICE)
+    inputs = streams(3, [[4, 3], [1, 2], [3, 1]]).to(DEVICE)[:, : 2 if decoded else 1]
+    found = []
+    for at_once in (True, False):
+        monkeypatch.setattr(rnn, "usable", lambda x, now=at_once: now)
+        model.zero_grad()
+        out = model.hidden(model.encode(sources), inputs)
+        (out * torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).sin()).sum().backward()
+        found.append((out, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (fast, gradients), (slow, expected) = found
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-4)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_dropout_leaves_its_share_and_keeps_the_mean() -> None:
