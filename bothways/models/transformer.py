@@ -179,7 +179,7 @@ class Decoding(Seq2Seq):
         T = inputs.size(-1)
         causal = torch.ones(T, T, dtype=torch.bool, device=inputs.device).tril()
         readable = causal & (inputs != PAD)[:, :, None, :]  # [R, D, T, T], the same for owner and partner
-        return View(_with_future(readable, readable))
+        return View(_with_future(readable, readable), words=inputs != PAD)
 
     def _view_of_hypotheses(
         self, ancestors: Tensor, slots: Tensor, partners: Tensor | None, weights: Tensor | None

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bothways import kernels
 from bothways.nn.fusion import Fusion
 from bothways.nn.layers import Linear
 
@@ -56,6 +57,9 @@ class View:
         None  # [B, D, Q, P] how much of each partner's future a query takes; None: all of the only one
     )
     has_future: Tensor | None = None  # [B, D, Q] false where the future branch is skipped; None: nowhere
+    words: Tensor | None = (
+        None  # [B, D, N] in training, where queries and keys are the same places: mask, but for order
+    )
 
 
 class History:
@@ -102,7 +106,12 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[B, S, E] -> [B, S, E]; mask [B, 1, 1, S]."""
-        q, k, v = split_heads(self.qkv(x), 3, self.heads)
+        qkv = self.qkv(x)
+        if _is_short(qkv, x.size(-1), self.heads, x.size(1)):
+            from bothways.kernels.attention import self_attention
+
+            return self.output(self_attention(qkv, self.heads, mask.flatten(1), causal=False))
+        q, k, v = split_heads(qkv, 3, self.heads)
         return self.output(join_heads(attend(q, k, v, mask)))
 
 
@@ -123,7 +132,11 @@ class SynchronousAttention(nn.Module):
 
     def forward(self, x: Tensor, view: View, history: History | None = None, step: int = 0) -> Tensor:
         """[B, D, Q, E] -> [B, D, Q, E]. With a history, Q are the K hypotheses' newest tokens, N all so far."""
-        q, k, v = split_heads(self.qkv(x), 3, self.heads)  # [B, D, H, Q, d] each
+        qkv = self.qkv(x)
+        is_training = history is None and (view.mask is None or view.words is not None)
+        if is_training and _is_short(qkv, x.size(-1), self.heads, x.size(2)):
+            return self.output(self._of_streams(qkv, view.words))
+        q, k, v = split_heads(qkv, 3, self.heads)  # [B, D, H, Q, d] each
         if history is not None:
             k, v = history.write(step, k, v)
         if self.fusion is None or view.mask is None or view.mask.size(-2) == x.size(-2):
@@ -131,6 +144,18 @@ class SynchronousAttention(nn.Module):
         else:
             heads = self._past_and_future(q, k, v, view, self.fusion)
         return self.output(join_heads(heads))
+
+    def _of_streams(self, qkv: Tensor, words: Tensor | None) -> Tensor:
+        """Training on a GPU: [R, D, T, 3E] -> [R, D, T, E]."""
+        from bothways.kernels.attention import self_attention
+
+        rows = qkv.flatten(0, 1)
+        past = self_attention(rows, self.heads, None, causal=True).view(*qkv.shape[:3], -1)
+        if self.fusion is None or words is None:
+            return past
+        future = self_attention(rows, self.heads, words.flatten(0, 1), causal=True, partner=True).view(past.shape)
+        fused: Tensor = self.fusion(*split_heads(past, 1, self.heads), *split_heads(future, 1, self.heads))
+        return join_heads(fused)
 
     def _past(self, q: Tensor, k: Tensor, v: Tensor, view: View) -> Tensor:
         found = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), view.mask, causal=view.mask is None)
@@ -162,12 +187,28 @@ class SourceAttention(nn.Module):
     def remember(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, H, S, d] of encoded sources [B, S, E]."""
         k, v = split_heads(self.kv(encoded), 2, self.heads)
+        if torch.is_grad_enabled():
+            return k, v
         return k.contiguous(), v.contiguous()  # once, because every step reads them
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """[R, D, Q, E] over sources [B, H, S, d], where each source is read by R / B rows in turn."""
-        (q,) = split_heads(self.query(x).view(keys.size(0), -1, x.size(-1)), 1, self.heads)  # all rows of a source
+        rows = self.query(x).view(keys.size(0), -1, x.size(-1))  # all of a source
+        if _is_short(rows, x.size(-1), self.heads, keys.size(2)):
+            from bothways.kernels.attention import source_attention
+
+            return self.output(source_attention(rows, keys, values, mask.flatten(1)).view(x.shape))
+        (q,) = split_heads(rows, 1, self.heads)
         return self.output(join_heads(attend(q, keys, values, mask)).view(x.shape))
+
+
+def _is_short(x: Tensor, width: int, heads: int, keys: int) -> bool:
+    """Whether the kernels for training can attend: on a GPU, over short texts."""
+    if not (kernels.usable(x) and torch.is_grad_enabled()):
+        return False
+    from bothways.kernels.attention import fits
+
+    return fits(width, heads, keys)
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bothways import kernels
 from bothways.config import ModelConfig
 from bothways.errors import ConfigError
 from bothways.tokens import PAD
 
 ROWS = 64  # of a product: what oneDNN packs for; measured, any number from 16 on gives the same order
 BLOCK = 4096  # words of the output layer that are computed at a time
+MANY = 1024  # rows of a product; fewer come from loops, which use a weight again and again: autocast keeps its cast
 
 
 def _dtypes_of_onednn() -> tuple[torch.dtype, ...]:
@@ -45,7 +47,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "n
     if _by_onednn(x, weight):
         (whole,) = _packed(weight)
         return _product(x, whole, bias, then)
-    product = F.linear(x, weight, bias)
+    if kernels.usable(x) and torch.is_grad_enabled() and x.numel() >= MANY * x.size(-1):
+        from bothways.kernels.linear import linear as for_training
+
+        product = for_training(x, weight, bias)
+    else:
+        product = F.linear(x, weight, bias)
     return F.relu(product) if then == "relu" else product
 
 
@@ -213,6 +220,10 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
+        if kernels.usable(x) and torch.is_grad_enabled():
+            from bothways.kernels.pointwise import relu_dropout
+
+            return self.output(relu_dropout(self.inner(x), self.dropout if self.training else 0.0))
         inner = linear(x, self.inner.weight, self.inner.bias, then="relu")
         return self.output(F.dropout(inner, self.dropout, self.training))
 
@@ -229,7 +240,13 @@ class SubLayer(nn.Module):
     def forward(self, x: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.before:
             return x + F.dropout(layer(self.norm(x)), self.dropout, self.training)
-        return self.norm(x + F.dropout(layer(x), self.dropout, self.training))
+        h = layer(x)
+        if kernels.usable(h):
+            from bothways.kernels.norm import add_norm
+
+            dropout = self.dropout if self.training else 0.0
+            return add_norm(x, h, self.norm.weight, self.norm.bias, self.norm.eps, dropout)
+        return self.norm(x + F.dropout(h, self.dropout, self.training))
 
 
 class Cell(nn.Module):

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bothways import kernels
 from bothways.data.batch import Batch
 from bothways.models.interface import Seq2Seq
 from bothways.tokens import FIRST_PREDICTED
 
-CHUNK = 4096  # positions whose logits are held at a time
+CHUNK = 4096  # positions whose logits are held at a time, on a GPU at least
+MOST_LOGITS = 2**28  # that a GPU holds at a time: larger products, and fewer sums of the weight's gradient
 
 
 class Objective(nn.Module):
@@ -64,11 +66,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, likelihood = (torch.zeros((), dtype=exact, device=hidden.device) for _ in range(2))
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight) if needs_grad else None
+        chunk_of = _chunk_in_a_kernel if kernels.usable(hidden) and exact == torch.float32 else _chunk
+        rows = max(CHUNK, MOST_LOGITS // len(weight)) if hidden.is_cuda else CHUNK
         with torch.autocast(hidden.device.type, enabled=False):
-            for begin in range(0, len(hidden), CHUNK):
-                part = slice(begin, begin + CHUNK)
+            for begin in range(0, len(hidden), rows):
+                part = slice(begin, begin + rows)
                 x, label, share = hidden[part].to(dtype), labels[part, None], weights[part].to(exact)
-                chunk_loss, chunk_likelihood, grad = _chunk(x @ matrix.T, label, share, smoothing, exact, needs_grad)
+                chunk_loss, chunk_likelihood, grad = chunk_of(x @ matrix.T, label, share, smoothing, exact, needs_grad)
                 loss, likelihood = loss + chunk_loss, likelihood + chunk_likelihood
                 if grad_hidden is not None and grad_weight is not None and grad is not None:
                     grad_hidden[part] = grad.to(dtype) @ matrix
@@ -102,3 +106,13 @@ def _chunk(
         grad.scatter_add_(1, label, torch.full_like(label, smoothing - 1, dtype=exact))
         grad *= share[:, None]
     return loss, likelihood @ share, grad
+
+
+def _chunk_in_a_kernel(
+    logits: Tensor, label: Tensor, share: Tensor, smoothing: float, exact: torch.dtype, needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same, and the gradient stands where the logits stood."""
+    from bothways.kernels.cross_entropy import cross_entropy_
+
+    loss, likelihood = cross_entropy_(logits, label.squeeze(1), share, smoothing, FIRST_PREDICTED, needs_grad)
+    return loss.sum(), likelihood.sum(), logits if needs_grad else None

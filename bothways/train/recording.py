@@ -1,7 +1,8 @@
 """Forward and backward passes as CUDA graphs: a small model's update costs one launch, not a thousand.
 
 Every padded shape is recorded the first time it comes, and replayed with new contents from then on. Gradients are
-added to the parameters' own buffers, dropout follows the generator's seed: a replay computes what an eager pass does.
+added to the parameters' own buffers, all in a few launches at a pass' end, dropout follows the generator's seed: a
+replay computes what an eager pass does.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,8 @@ class Recorder:
     def __init__(self, compute: Compute, model: nn.Module, device: torch.device) -> None:
         self.compute, self.device = compute, device
         self.gradients: list[Tensor] = []
-        for parameter in model.parameters():
+        self.parameters = list(model.parameters())
+        for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
             self.gradients.append(parameter.grad)
         self.recordings: dict[tuple[torch.Size, ...], Recording] = {}
@@ -50,12 +52,23 @@ class Recorder:
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                self.compute(place, factor)
+                self._compute(place, factor)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            sums = self.compute(place, factor)
+            sums = self._compute(place, factor)
         self.recordings[_shape(batch)] = Recording(graph, place, factor, sums)
+
+    def _compute(self, batch: Batch, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients are found apart and added together: one by one, each addition would be a launch."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        sums = self.compute(batch, factor)
+        found = [(own, p.grad) for own, p in zip(self.gradients, self.parameters, strict=True) if p.grad is not None]
+        torch._foreach_add_([own for own, _ in found], [grad for _, grad in found])
+        for parameter, own in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = own
+        return sums
 
     def replay(self, batch: Batch, factor: float) -> tuple[Tensor, Tensor]:
         """The two sums of a batch whose shape was prepared."""
