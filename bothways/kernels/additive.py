@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 16384  # numbers of a block of keys that a program holds at a time
-WARPS = 8
-COLUMNS = 256  # of the width that a program of `gathered` sums
-GATHERED = 4096  # numbers that it holds at a time
+AT_ONCE = 8  # keys that a query reads at once; a multiple of it takes more registers than it saves time
+COLUMNS = 256  # of the width that a warp has: then a sum over keys is each thread's own
+KEYS = 8  # that a program of `gathered` sums; or as many of their readers at once, where there is one key
 
 
 @dataclass(frozen=True)
@@ -120,31 +119,40 @@ def _backward(
 @triton.jit(do_not_specialize=["query_row", "query_step", "out_row", "out_step", "score_step", "key", "first", "last"])
 def _gather(
     query, query_row, query_step, keys, key_row, key_step, v, grad, out_row, out_step,
-    shares, slopes, score_row, score_step, grad_keys, grad_key_row, grad_key_step, grad_values, key, first, last,
-    GROUP, FLIP: tl.constexpr, E: tl.constexpr, FAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+    shares, slopes, score_row, score_step, grad_keys, grad_key_row, grad_key_step, grad_values, key, count, first, last,
+    GROUP, FLIP: tl.constexpr, E: tl.constexpr, FAST: tl.constexpr,
+    KEYS: tl.constexpr, READERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    side, n = tl.program_id(0).to(tl.int64), tl.program_id(1) + key
+    side = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < E
-    k = tl.load(keys + (side * key_row + n * key_step) * E + at, mask=inside, other=0.0).to(tl.float32)
-    sum_key, sum_value = tl.zeros([BLOCK], dtype=tl.float32), tl.zeros([BLOCK], dtype=tl.float32)
-    for begin in range(first * GROUP, last * GROUP, BLOCK_N):
-        reader = begin + tl.arange(0, BLOCK_N)
-        there = reader < last * GROUP
-        tile = there[:, None] & inside[None, :]
-        step, row = (reader // GROUP).to(tl.int64), (side * GROUP + reader % GROUP) ^ FLIP
-        place = row * score_row + step * score_step + n
-        share, slope = tl.load(shares + place, mask=there, other=0.0), tl.load(slopes + place, mask=there, other=0.0)
-        q = tl.load(query + ((row * query_row + step * query_step) * E)[:, None] + at[None, :], mask=tile, other=0.0)
-        asked = tl.load(grad + ((row * out_row + step * out_step) * E)[:, None] + at[None, :], mask=tile, other=0.0)
-        bent = tanh(q.to(tl.float32) + k[None, :], FAST)
-        sum_key += tl.sum(slope[:, None] * (1 - bent * bent), axis=0)
-        sum_value += tl.sum(share[:, None] * asked.to(tl.float32), axis=0)
-    sum_key *= tl.load(v + at, mask=inside, other=0.0).to(tl.float32)
-    out = (side * grad_key_row + tl.program_id(1) * grad_key_step) * E + at
-    tl.store(grad_keys + out, sum_key.to(grad_keys.dtype.element_ty), mask=inside)
-    out = (side * tl.num_programs(1) + tl.program_id(1)) * E + at
-    tl.store(grad_values + out, sum_value.to(grad_values.dtype.element_ty), mask=inside)
+    wanted, inside = n < count, at < E
+    tile = wanted[:, None] & inside[None, :]
+    k = tl.load(keys + ((side * key_row + (n + key) * key_step) * E)[:, None] + at[None, :], mask=tile, other=0.0)
+    k = k.to(tl.float32)
+    sum_key, sum_value = tl.zeros([KEYS, BLOCK], dtype=tl.float32), tl.zeros([KEYS, BLOCK], dtype=tl.float32)
+    for begin in range(first * GROUP, last * GROUP, READERS):
+        for i in tl.static_range(READERS):  # unrolled, so that all of them are loaded at once
+            reader = begin + i + tl.zeros([1], dtype=tl.int32)
+            there = reader < last * GROUP
+            step, row = (reader // GROUP).to(tl.int64), (side * GROUP + reader % GROUP) ^ FLIP
+            place = row * score_row + step * score_step + key + n
+            share = tl.load(shares + place, mask=wanted & there, other=0.0)
+            slope = tl.load(slopes + place, mask=wanted & there, other=0.0)
+            q = tl.load(query + (row * query_row + step * query_step) * E + at, mask=inside & there, other=0.0)
+            asked = tl.load(grad + (row * out_row + step * out_step) * E + at, mask=inside & there, other=0.0)
+            bent = tanh(q.to(tl.float32)[None, :] + k, FAST)
+            sum_key += slope[:, None] * (1 - bent * bent)
+            sum_value += share[:, None] * asked.to(tl.float32)[None, :]
+    sum_key *= tl.load(v + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    out = ((side * grad_key_row + n * grad_key_step) * E)[:, None] + at[None, :]
+    tl.store(grad_keys + out, sum_key.to(grad_keys.dtype.element_ty), mask=tile)
+    out = ((side * count + n) * E)[:, None] + at[None, :]
+    tl.store(grad_values + out, sum_value.to(grad_values.dtype.element_ty), mask=tile)
+
+
+def _warps(v: Tensor) -> int:
+    return max(1, triton.next_power_of_2(v.numel()) // COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ class Attention:
             query.data[t], query.row, keys.data, keys.row, keys.step, values.data, values.row, values.step,
             self.bias, self.bias.stride(0), self.v, kept, self.scale,
             self.scores[t], self.scores.size(2), self.totals[t], out.data[t], out.row, length,
-            *settings, num_warps=WARPS,
+            *settings, num_warps=_warps(self.v),
         )  # fmt: skip
 
     def backward(self, t: int, length: int, grad: Tensor, grads: Gradients) -> None:
@@ -196,7 +204,7 @@ class Attention:
             query.data[t], query.row, keys.data, keys.row, keys.step, values.data, values.row, values.step,
             self.v, kept, self.scale, self.scores[t], self.scores.size(2), self.totals[t],
             out.data[t], grad[t], out.row, grads.shares[t], grads.slopes[t], grads.query[t], grads.v, length,
-            *settings, num_warps=WARPS,
+            *settings, num_warps=_warps(self.v),
         )  # fmt: skip
 
     def gathered(
@@ -204,16 +212,18 @@ class Attention:
     ) -> None:
         """Gradients of these keys and of their values [sides, keys, E], from what these positions have read."""
         query, out, E = self.query, self.out, self.v.numel()
-        block = min(COLUMNS, triton.next_power_of_2(E))
-        _gather[(self.scores.size(1) // self.group, len(keys), triton.cdiv(E, block))](
+        block, at_once = min(COLUMNS, triton.next_power_of_2(E)), 1 if len(keys) == 1 else KEYS
+        _gather[(self.scores.size(1) // self.group, triton.cdiv(len(keys), at_once), triton.cdiv(E, block))](
             query.data, query.row, query.step, self.keys.data, self.keys.row, self.keys.step, self.v,
             grad, out.row, out.step, grads.shares, grads.slopes, self.scores.size(2), self.scores[0].numel(),
-            grad_keys.data, grad_keys.row, grad_keys.step, grad_values, keys.start, readers.start, readers.stop,
-            self.group, self.flip, E, query.data.dtype != torch.float32, GATHERED // block, block, num_warps=4,
+            grad_keys.data, grad_keys.row, grad_keys.step, grad_values, keys.start, len(keys),
+            readers.start, readers.stop,
+            self.group, self.flip, E, query.data.dtype != torch.float32,
+            at_once, KEYS // at_once, block, num_warps=1,
         )  # fmt: skip
 
     def _settings(self, t: int) -> tuple[Tensor | None, tuple[int | bool, ...]]:
         """Position t's dropout, and a kernel's last arguments."""
         E, kept = self.v.numel(), None if self.kept is None else self.kept[t]
         block, fast = triton.next_power_of_2(E), self.query.data.dtype != torch.float32
-        return kept, (self.group, self.flip, E, fast, max(1, TILE // block), block)
+        return kept, (self.group, self.flip, E, fast, AT_ONCE, block)

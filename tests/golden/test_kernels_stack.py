@@ -41,9 +41,9 @@ LENGTHS = {
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks of keys, and of columns, where a toy would fill one."""
-    monkeypatch.setattr(additive, "TILE", 64)
+    monkeypatch.setattr(additive, "AT_ONCE", 2)
     monkeypatch.setattr(additive, "COLUMNS", 16)
-    monkeypatch.setattr(additive, "GATHERED", 64)
+    monkeypatch.setattr(additive, "KEYS", 2)
 
 
 def scene(case: str, dropout: float) -> tuple[RNN, RNNMemory, Tensor]:
