@@ -9,7 +9,7 @@ B sources   N rows, the streams of a source one after the other   T positions   
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from bothways.kernels import cell
 from bothways.kernels.additive import Attention, Gradients, Place
+from bothways.kernels.linear import product
+from bothways.kernels.pointwise import sum_of_rows
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What has a gradient. All but v, gains and shifts is of the type in which products are computed."""
+    """What has a gradient."""
 
     given: Tensor  # [T, N, 4E] what words give to the first layer's gates, bias and all
     begin: Tensor  # [L, N, E] the h that layers begin with
@@ -91,6 +93,21 @@ class Inputs:
         ends = 0, L, 2 * L - 1, 3 * L - 1, 4 * L - 1, len(rest)
         lists = (rest[begin:end] for begin, end in pairwise(ends))
         return cls(given, first, keys, values, v, ask, combine, *lists)
+
+    def cast(self) -> "Inputs":
+        """With all that products read in the type of what words give."""
+        dtype = self.given.dtype
+        cells, states = [y.to(dtype) for y in self.cells], [y.to(dtype) for y in self.states]
+        return replace(
+            self,
+            begin=self.begin.to(dtype),
+            keys=self.keys.to(dtype),
+            values=self.values.to(dtype),
+            ask=self.ask.to(dtype),
+            combine=self.combine.to(dtype),
+            cells=cells,
+            states=states,
+        )
 
     def gates(self, layer: int, t: int) -> tuple[Tensor, int]:
         """What is added to the product of a layer's gates, and how many E its rows are apart."""
@@ -162,7 +179,7 @@ def _lengths(setting: Setting, t: int) -> list[int]:
 def _forward(x: Inputs, setting: Setting, kept: Kept) -> Tensor:
     L, N, E = x.begin.shape
     out = x.given.new_empty(N, len(x.given), E)
-    product = x.given.new_empty(N, E)
+    sums = x.given.new_empty(N, E)
     for t in range(len(x.given)):
         for i in range(L):
             torch.mm(kept.inputs[i][t], x.cells[i].T, out=kept.gates[i][t])
@@ -175,8 +192,8 @@ def _forward(x: Inputs, setting: Setting, kept: Kept) -> Tensor:
         torch.mm(kept.combined[t, :, :E], x.ask.T, out=kept.asked[t])
         for attention, length in zip(kept.attentions, _lengths(setting, t), strict=True):
             attention.forward(t, length)
-        torch.mm(kept.combined[t], x.combine.T, out=product)
-        cell.output(product, *setting.of_layer(-1, t), out[:, t], kept.inputs[0][t + 1])
+        torch.mm(kept.combined[t], x.combine.T, out=sums)
+        cell.output(sums, *setting.of_layer(-1, t), out[:, t], kept.inputs[0][t + 1])
     return out
 
 
@@ -188,7 +205,7 @@ class Slopes:
     gates: list[Tensor]  # L of [T, N, 4E]
     asked: Tensor  # as in Kept
     combined: Tensor
-    product: Tensor  # [T, N, E] what the output's dropout and tanh are taken of
+    sums: Tensor  # [T, N, E] what the output's dropout and tanh are taken of
     norms: list[Tensor]  # L of [N, 2, E] gains and shifts
     attentions: list[Gradients]
 
@@ -208,7 +225,7 @@ class Slopes:
             gates=[torch.empty_like(y) for y in kept.gates],
             asked=asked,
             combined=torch.empty_like(kept.combined),
-            product=kept.asked.new_empty(T, N, E),
+            sums=kept.asked.new_empty(T, N, E),
             norms=[y.new_zeros(N, 2, E) for y in kept.cells],
             attentions=attentions,
         )
@@ -222,8 +239,8 @@ def _backward(
     cells = [y.new_zeros(N, E) for y in kept.cells]
     of_query, below, read = x.begin.new_empty(N, E), cells[0].new_empty(N, E), cells[0].new_empty(N, 1, E)
     for t in reversed(range(T)):
-        cell.output_backward(out[:, t], *setting.of_layer(-1, t), grad_out[:, t], found.inputs[0], found.product[t])
-        torch.mm(found.product[t], x.combine, out=found.combined[t])
+        cell.output_backward(out[:, t], *setting.of_layer(-1, t), grad_out[:, t], found.inputs[0], found.sums[t])
+        torch.mm(found.sums[t], x.combine, out=found.combined[t])
         for i, length in enumerate(_lengths(setting, t)):
             kept.attentions[i].backward(t, length, found.combined[..., (i + 1) * E :], found.attentions[i])
         more = None if grad_tops is None else grad_tops[t]
@@ -252,36 +269,36 @@ def _summed(x: Inputs, kept: Kept, found: Slopes) -> Inputs:
     for i, (keys, values) in enumerate(zip(there[0::2], there[1::2], strict=True)):
         which = found.combined[..., (i + 1) * E :], found.attentions[i], range(keys.size(1)), range(T)
         kept.attentions[i].gathered(*which, Place(keys, keys.size(1), 1), values)
+    norms = [sum_of_rows(y.flatten(1)) for y in found.norms]
+
+    def weight(slopes: Tensor, y: Tensor) -> Tensor:
+        return product(slopes.flatten(0, 1).T, y.flatten(0, 1), x.v.dtype)
+
     return Inputs(
         given=found.gates[0],
         begin=torch.stack([y[:, E:] for y in found.inputs]),
         keys=there[0],
         values=there[1],
-        v=torch.stack([y.v.sum(0) for y in found.attentions]),
-        ask=_product(found.asked, kept.combined[..., :E]),
-        combine=_product(found.product, kept.combined),
-        cells=[_product(y, z[:T]) for y, z in zip(found.gates, kept.inputs, strict=True)],
-        biases=[y.sum((0, 1), dtype=torch.float32) for y in found.gates[1:]],
-        gains=[y[:, 0].sum(0) for y in found.norms],
-        shifts=[y[:, 1].sum(0) for y in found.norms],
+        v=torch.stack([sum_of_rows(y.v) for y in found.attentions]),
+        ask=weight(found.asked, kept.combined[..., :E]),
+        combine=weight(found.sums, kept.combined),
+        cells=[weight(y, z[:T]) for y, z in zip(found.gates, kept.inputs, strict=True)],
+        biases=[sum_of_rows(y.flatten(0, 1)) for y in found.gates[1:]],
+        gains=[y[:E] for y in norms],
+        shifts=[y[E:] for y in norms],
         states=there[2:],
     )
-
-
-def _product(grad: Tensor, x: Tensor) -> Tensor:
-    """A weight's gradient, summed over all rows of all positions."""
-    return grad.flatten(0, 1).T @ x.flatten(0, 1)
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, setting: Setting, *flat: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = Inputs.of(flat)
         with torch.autocast(flat[0].device.type, enabled=False):
+            inputs = Inputs.of(flat).cast()
             kept = Kept.empty(inputs, setting)
             out = _forward(inputs, setting, kept)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(out, *flat)
+            ctx.save_for_backward(out, *inputs.flat())
             ctx.setting, ctx.kept = setting, kept
             ctx.set_materialize_grads(False)
         return out, kept.combined[..., : out.size(-1)].transpose(0, 1)

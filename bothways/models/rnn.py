@@ -196,7 +196,7 @@ class RNNDecoding(Seq2Seq):
         """`_advance` for all positions, by kernels: [T, B, Q, 4E] -> outputs z and top states, [B * Q, T, E] each."""
         from bothways.kernels import stack
 
-        (T, B, Q, _), E, dtype = given.shape, self.config.width, given.dtype
+        (T, B, Q, _), E = given.shape, self.config.width
         rows, share = (T, B * Q, E), self.config.dropout if self.training else 0.0
         ask, combine = [self.source_attention.query], [self.combine]
         v: list[Tensor] = [self.source_attention.v]
@@ -205,7 +205,7 @@ class RNNDecoding(Seq2Seq):
             others = future if isinstance(future, FutureOfStates) else None
             ask += [self.future_attention.query, *([] if others else [self.future_attention.key])]
             combine, v = [*combine, self.future_combine], [*v, self.future_attention.v]
-            states = [x.to(dtype) for x in others.keyed.chunk(2, dim=-1)] if others else []
+            states = list(others.keyed.chunk(2, dim=-1)) if others else []
             drop = stack.Dropout.drawn(self.config.future_dropout if self.training else 0.0, *rows, device=given.device)
             read = stack.Future(future.bias.flatten(0, -2), drop, None if others else self.lag)
         cells = [cell for cell in self.cells if isinstance(cell, Cell)]
@@ -213,14 +213,14 @@ class RNNDecoding(Seq2Seq):
         norms = [norm for norm in self.decoder_norms if isinstance(norm, nn.LayerNorm)]
         inputs = stack.Inputs(
             given=given.flatten(1, 2),
-            begin=memory.begin.transpose(0, 1)[:, :, None].expand(-1, -1, Q, -1).flatten(1, 2).to(dtype),
-            keys=memory.keys.to(dtype),
-            values=memory.encoded.to(dtype),
+            begin=memory.begin.transpose(0, 1)[:, :, None].expand(-1, -1, Q, -1).flatten(1, 2),
+            keys=memory.keys,
+            values=memory.encoded,
             v=torch.stack(v),
-            ask=torch.cat([part.weight for part in ask]).to(dtype),
-            combine=torch.cat([part.weight for part in combine], dim=1).to(dtype),
-            cells=[cells[0].recurrent.weight.to(dtype), *(torch.cat(parts, dim=1).to(dtype) for parts in later)],
-            biases=[cell.inputs.bias.to(dtype) for cell in cells[1:]],
+            ask=torch.cat([part.weight for part in ask]),
+            combine=torch.cat([part.weight for part in combine], dim=1),
+            cells=[cells[0].recurrent.weight, *(torch.cat(parts, dim=1) for parts in later)],
+            biases=[cell.inputs.bias for cell in cells[1:]],
             gains=[norm.weight for norm in norms],
             shifts=[norm.bias for norm in norms],
             states=states,
