@@ -172,8 +172,8 @@ class RNNDecoding(Seq2Seq):
     ) -> tuple[Tensor, Tensor]:
         """Position after position of all streams: [R, D, T] -> outputs z and top states, [R, D, T, E] each."""
         (R, D, T), B = inputs.shape, len(memory.encoded)
-        words = self._embed(self.embedded, inputs.permute(2, 0, 1))
-        given = self._given(words.view(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
+        words = self._embed(self.embedded, inputs).permute(2, 0, 1, 3)
+        given = self._given(words.reshape(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
         if usable(given):
             found = self._at_once(given, memory, future)
             return found[0].view(R, D, T, -1), found[1].unflatten(0, (R, D))

@@ -106,7 +106,7 @@ def test_all_positions_at_once_are_the_positions_one_by_one(
         places = replayed(drawn, inputs.size(2), model.lag)
 
         def replay(x: Tensor, share: float, training: bool) -> Tensor:
-            if x.size(0) == inputs.size(2) and x.dim() == 4:  # that of the words
+            if x.shape[:3] == inputs.shape:  # that of the words
                 return drop(x, share, training)
             kept, scale = next(places)
             return x * kept.view(x.shape) * scale
