@@ -3,8 +3,8 @@
     python tools/table.py recipes/multi30k/table.yaml --raw FOLDER --work runs --rows docs/results/multi30k.json
     python tools/table.py recipes/multi30k/table.yaml --rows docs/results/multi30k.json --show
 
-Each system of a seed is a process of its own, `--jobs` of them at a time, and all are trained before any is trained
-with the next seed. Checkpoint (the best, or an average of the newest), length penalty and rerank weight are chosen on
+Each system of a seed is a process of its own, `--jobs` of them at a time, those of the first seed before those of the
+next. Checkpoint (the best, or an average of the newest), length penalty and rerank weight are chosen on
 the validation set; test sets are decoded once, with what was chosen. Rows are written as systems finish and merged with
 those of earlier calls. What was trained before is not trained again, and what is interrupted goes on.
 
@@ -231,27 +231,28 @@ def own_updates(run: Path) -> int:
 def run_all(job: Job, names: Sequence[str], seeds: Sequence[int], jobs: int, minutes: float, rows: Path) -> list[str]:
     """Every system that is asked for, after what it is made from; no new one after `minutes`. Returns what failed."""
     failed = []
-    deadline = time.monotonic() + 60 * minutes
+    begun = time.monotonic()
     (job.work / "rows").mkdir(parents=True, exist_ok=True)
-    for seed in seeds:
-        waiting, running = Order(job, names), {}
-        while running or (waiting and time.monotonic() < deadline):
-            for name in waiting.ready():
-                if len(running) < jobs and time.monotonic() < deadline:
-                    waiting.begin(name)
-                    running[name] = start(job, name, seed)
-            for name, process in list(running.items()):
-                if process.poll() is None:
-                    continue
-                del running[name]
-                took = f"{name}, seed {seed}: {'done' if process.returncode == 0 else 'FAILED'}"
-                print(took, f"after {60 * minutes - (deadline - time.monotonic()):.0f} s", flush=True)
-                if process.returncode == 0:
-                    waiting.done(name)
-                    merge(job, rows)
-                else:
-                    failed.append(str(job.work / "rows" / f"{name}.{seed}.log"))
-            time.sleep(0.2)
+    waiting = {seed: Order(job, names) for seed in seeds}
+    running: dict[tuple[int, str], subprocess.Popen[bytes]] = {}
+    while True:
+        for seed, order in waiting.items():
+            for name in order.ready():
+                if len(running) < jobs and time.monotonic() < begun + 60 * minutes:
+                    order.begin(name)
+                    running[seed, name] = start(job, name, seed)
+        if not running:
+            break
+        for (seed, name), process in [item for item in running.items() if item[1].poll() is not None]:
+            del running[seed, name]
+            took = f"{name}, seed {seed}: {'done' if process.returncode == 0 else 'FAILED'}"
+            print(took, f"after {time.monotonic() - begun:.0f} s", flush=True)
+            if process.returncode == 0:
+                waiting[seed].done(name)
+                merge(job, rows)
+            else:
+                failed.append(str(job.work / "rows" / f"{name}.{seed}.log"))
+        time.sleep(0.2)
     merge(job, rows)
     return failed
 
@@ -269,9 +270,6 @@ class Order:
         self.sorter.prepare()
         self.place = {name: i for i, name in enumerate(job.systems)}
         self.open: list[str] = []
-
-    def __bool__(self) -> bool:
-        return self.sorter.is_active() and bool(self.ready())
 
     def ready(self) -> list[str]:
         """In the order of the table."""

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from bothways.kernels.dropout import kept, new_seed
 
-BLOCK = 4096  # numbers that a program works on
+BLOCK = 2048  # numbers that a program works on
 COLUMNS, ROWS = 128, 32  # the tile of a sum
-SPLITS = 128  # partial sums of a column, at most
+SPLITS = 256  # partial sums of a column, at most
 FEW = 32  # columns of partial sums that a program adds up
 
 
@@ -44,20 +44,22 @@ class _ReluDropout(torch.autograd.Function):
 
 @triton.jit
 def _relu_dropout(x_at, out_at, seed_at, count, dropout, BLOCK: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.maximum(tl.load(x_at + places, mask=places < count, other=0.0).to(tl.float32), 0.0)
+    begin, places = tl.program_id(0).to(tl.int64) * BLOCK, tl.arange(0, BLOCK)
+    mask = places < count - begin
+    x = tl.maximum(tl.load(x_at + begin + places, mask=mask, other=0.0).to(tl.float32), 0.0)
     if seed_at is not None:
-        x *= kept(tl.load(seed_at), places, dropout)
-    tl.store(out_at + places, x.to(out_at.dtype.element_ty), mask=places < count)
+        x *= kept(tl.load(seed_at), begin.to(tl.int32) + places, dropout)
+    tl.store(out_at + begin + places, x.to(out_at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _where_positive(grad_at, out_at, found_at, count, scale, BLOCK: tl.constexpr):
     """What was dropped or negative is zero in the result, so the result says where the gradient goes."""
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    out = tl.load(out_at + places, mask=places < count, other=0.0)
-    grad = tl.load(grad_at + places, mask=places < count, other=0.0).to(tl.float32) * scale
-    tl.store(found_at + places, tl.where(out > 0, grad, 0.0).to(found_at.dtype.element_ty), mask=places < count)
+    begin, places = tl.program_id(0).to(tl.int64) * BLOCK, tl.arange(0, BLOCK)
+    mask = places < count - begin
+    out = tl.load(out_at + begin + places, mask=mask, other=0.0)
+    grad = tl.load(grad_at + begin + places, mask=mask, other=0.0).to(tl.float32) * scale
+    tl.store(found_at + begin + places, tl.where(out > 0, grad, 0.0).to(found_at.dtype.element_ty), mask=mask)
 
 
 def sum_of_rows(x: Tensor) -> Tensor:
@@ -92,7 +94,8 @@ def _sum_of_rows(x_at, partial_at, turns, rows, E, ROWS: tl.constexpr, COLUMNS: 
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for turn in range(turns):
-        row = (turn * tl.num_programs(1) + tl.program_id(1)) * ROWS + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & (column < E)[None, :]
-        total += tl.load(x_at + row[:, None].to(tl.int64) * E + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        tile = turn * tl.num_programs(1) + tl.program_id(1)
+        row, begin = tl.arange(0, ROWS), tile.to(tl.int64) * ROWS * E
+        mask = (row < rows - tile * ROWS)[:, None] & (column < E)[None, :]
+        total += tl.load(x_at + begin + row[:, None] * E + column[None, :], mask=mask, other=0.0).to(tl.float32)
     tl.store(partial_at + tl.program_id(1) * E + column, tl.sum(total, 0), mask=column < E)

@@ -38,6 +38,8 @@ class Recorder:
             parameter.grad = torch.zeros_like(parameter)
             self.gradients.append(parameter.grad)
         self.recordings: dict[tuple[torch.Size, ...], Recording] = {}
+        # Only one graph runs at a time and nothing of it is read after the next has begun: all share their memory.
+        self.pool = torch.cuda.graph_pool_handle()
 
     def clear(self) -> None:
         """Zero the gradients where they stand; graphs know their places."""
@@ -55,7 +57,7 @@ class Recorder:
                 self._compute(place, factor)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.pool):
             sums = self._compute(place, factor)
         self.recordings[_shape(batch)] = Recording(graph, place, factor, sums)
 
