@@ -38,7 +38,7 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["query_row", "key_row", "key_step", "value_row", "value_step", "bias_row", "length"])
-def _forward(
+def _read(
     query, query_row, keys, key_row, key_step, values, value_row, value_step, bias, bias_row, v, kept, scale,
     scores, score_row, totals, out, out_row, length,
     GROUP, FLIP: tl.constexpr, E: tl.constexpr, FAST: tl.constexpr,
@@ -77,7 +77,7 @@ def _forward(
 
 
 @triton.jit(do_not_specialize=["query_row", "key_row", "key_step", "value_row", "value_step", "length"])
-def _backward(
+def _read_backward(
     query, query_row, keys, key_row, key_step, values, value_row, value_step, v, kept, scale,
     scores, score_row, totals, out, grad, out_row, shares, slopes, grad_query, grad_v, length,
     GROUP, FLIP: tl.constexpr, E: tl.constexpr, FAST: tl.constexpr,
@@ -189,7 +189,7 @@ class Attention:
         """Let all rows of position t read the first `length` keys; zeros where there is none."""
         query, keys, values, out = self.query, self.keys, self.values, self.out
         kept, settings = self._settings(t)
-        _forward[(self.scores.size(1),)](
+        _read[(self.scores.size(1),)](
             query.data[t], query.row, keys.data, keys.row, keys.step, values.data, values.row, values.step,
             self.bias, self.bias.stride(0), self.v, kept, self.scale,
             self.scores[t], self.scores.size(2), self.totals[t], out.data[t], out.row, length,
@@ -200,7 +200,7 @@ class Attention:
         """Gradients of position t's queries and v. From `grad`, which lies as `out` does, dropout takes its share."""
         query, keys, values, out = self.query, self.keys, self.values, self.out
         kept, settings = self._settings(t)
-        _backward[(self.scores.size(1),)](
+        _read_backward[(self.scores.size(1),)](
             query.data[t], query.row, keys.data, keys.row, keys.step, values.data, values.row, values.step,
             self.v, kept, self.scale, self.scores[t], self.scores.size(2), self.totals[t],
             out.data[t], grad[t], out.row, grads.shares[t], grads.slopes[t], grads.query[t], grads.v, length,

@@ -43,7 +43,7 @@ def _normalized(x, inside, E: tl.constexpr, epsilon):
 
 
 @triton.jit
-def _forward(
+def _advance(
     product, given, given_row, c, after, kept, scale, x, gain, shift, h, out, out_row, epsilon,
     E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +64,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def _advance_backward(
     product, given, given_row, c, kept, scale, x, gain, grad_a, grad_a_row, grad_b, grad_c, grad_h,
     grad_cell, grad_gates, grad_x, grad_norm, epsilon,
     E: tl.constexpr, BLOCK: tl.constexpr,
@@ -140,7 +140,7 @@ def forward(
     Rows of given lie given_row * E apart, those of x and h 2E, those of out out_row * E.
     """
     rows, E = c.shape
-    _forward[(rows,)](
+    _advance[(rows,)](
         product, given, given_row, c, after, kept, scale, x, gain, shift, h, out, out_row, EPSILON,
         E, triton.next_power_of_2(E), num_warps=WARPS,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def backward(
     """
     rows, E = c.shape
     grad_a, grad_a_row, grad_b, grad_c = grads
-    _backward[(rows,)](
+    _advance_backward[(rows,)](
         product, given, given_row, c, kept, scale, x, gain, grad_a, grad_a_row, grad_b, grad_c, grad_h,
         grad_cell, grad_gates, grad_x, grad_norm, EPSILON,
         E, triton.next_power_of_2(E), num_warps=WARPS,
