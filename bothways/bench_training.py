@@ -5,6 +5,7 @@ Every pair has 32 tokens a side, end marks among them, so nothing is padded. Wha
 backward, attention's among them, against a large product of the same type on the same machine.
 """
 
+import gc
 import json
 import statistics
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,6 +27,8 @@ from bothways.data.batch import Batch
 from bothways.errors import ConfigError
 from bothways.models.interface import Seq2Seq
 from bothways.models.table import SYSTEMS
+from bothways.models.transformer import Transformer
+from bothways.peers import marian_trainer
 from bothways.tokens import DIRECTIONS, END, SPECIAL_TOKENS, Direction
 from bothways.train.loop import Trainer
 from bothways.train.loss import Objective
@@ -93,8 +97,9 @@ def run(
     repeats: int,
     say: Callable[[str], None],
     systems: Sequence[str] = OURS,
+    peers: Sequence[str] = (),
 ) -> list[TrainingRow]:
-    """Measure our systems, one after the other."""
+    """Measure our systems, then the peers, one after the other."""
     check_machine(shape, device, [precision])
     if precision == "int8":
         raise ConfigError("precision: int8 is for decoding; accepted for training: float32, bfloat16")
@@ -104,10 +109,16 @@ def run(
     for system in systems or [""]:
         if system not in able:
             raise ConfigError(f"system: must be any of {', '.join(able)} with --training, got {system!r}")
+    for peer in peers:
+        if peer != "transformers":
+            raise ConfigError(f"against: with --training it must be transformers, got {peer!r}")
     rows = []
     for system in systems:
         rows.append(_measured(system, shape, device, batch_tokens // WIDTH, precision, repeats))
         say(f"{system}: measured {repeats} times")
+    if peers:
+        rows.append(_peer_measured(shape, device, batch_tokens // WIDTH, precision, repeats))
+        say(f"{rows[-1].system}: measured {repeats} times")
     return rows
 
 
@@ -131,30 +142,58 @@ def table(rows: list[TrainingRow]) -> str:
 def _measured(system: str, shape: str, device: str, pairs: int, precision: str, repeats: int) -> TrainingRow:
     model = random_model(system, shape)
     text = RandomText(pairs, DIRECTIONS[SYSTEMS[system].direction], SYSTEMS[system].interaction)
-    each, peak = EACH[device], matrix_peak(device, precision)
-    flops = _flops(model, text)
+    each, peak, flops = EACH[device], matrix_peak(device, precision), _flops(model, text)
     options = {"updates": each * (repeats + 1), "batch_tokens": pairs * WIDTH, "log_every": each}
     config = TrainConfig.model_validate({**options, "precision": precision})
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    _forget_memory(device)
     with tempfile.TemporaryDirectory(prefix="bothways-bench-") as folder:
         Trainer(model, text, config, Path(folder), device=device, quiet=True).run()
         log = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     speeds = [line["tokens_per_second"] for line in log][1:]  # the first is for warming up
+    labels = {"peer": "bothways", "system": system, "shape": shape, "device": device, "dtype": precision}
+    return _row(labels, text, speeds, flops, peak)
+
+
+def _peer_measured(shape: str, device: str, pairs: int, precision: str, repeats: int) -> TrainingRow:
+    """MarianMT on the same pairs, in the same turns."""
+    model = random_model("transformer-l2r", shape)
+    text = RandomText(pairs, DIRECTIONS["l2r"], False)
+    each, peak, flops = EACH[device], matrix_peak(device, precision), _flops(model, text)
+    _forget_memory(device)
+    update = marian_trainer(cast(Transformer, model), torch.device(device), precision, WIDTH)
+    speeds = []
+    for repeat in range(repeats + 1):
+        batches = [text.build(text.rows, WIDTH, pairs, True) for _ in range(each)]
+        began = time.perf_counter()
+        for batch in batches:
+            update(batch.source.to(device), batch.labels.view(pairs, WIDTH).to(device))
+        _wait(device)
+        if repeat:  # the first is for warming up
+            speeds.append(each * text.loss_tokens(text.rows) / (time.perf_counter() - began))
+    system = "MarianMT compiled" if device == "cuda" else "MarianMT"
+    labels = {"peer": "transformers", "system": system, "shape": shape, "device": device, "dtype": precision}
+    return _row(labels, text, speeds, flops, peak)
+
+
+def _row(labels: dict[str, str], text: "RandomText", speeds: list[float], flops: float, peak: float) -> TrainingRow:
     median = statistics.median(speeds)
     return TrainingRow(
-        peer="bothways",
-        system=system,
-        shape=shape,
-        device=device,
-        dtype=precision,
-        batch_tokens=pairs * WIDTH,
+        **labels,
+        batch_tokens=text.pairs * WIDTH,
         target_tokens_per_second=median,
         spread=(max(speeds) - min(speeds)) / median,
         share_of_peak=median / text.loss_tokens(text.rows) * flops / peak,
         peak_teraflops=peak / 1e12,
-        memory_gib=_most_memory(device) / 2**30,
+        memory_gib=_most_memory(labels["device"]) / 2**30,
     )
+
+
+def _forget_memory(device: str) -> None:
+    """What was measured before counts no more."""
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def matrix_peak(device: str, precision: str) -> float:

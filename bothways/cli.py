@@ -498,7 +498,9 @@ def bench(
     against: Annotated[str, typer.Option(help="Peers, with commas: ctranslate2, transformers.")] = "",
     precision: Annotated[str, typer.Option(help="Ours, with commas: float32, bfloat16, int8.")] = "float32",
     beam: Annotated[int, typer.Option(help="Hypotheses; 1 is greedy.")] = 4,
-    training: Annotated[bool, typer.Option("--training", help="Measure training instead, ours only.")] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="Measure training instead; the peer is transformers.")
+    ] = False,
     batch_tokens: Annotated[int, typer.Option(help="Training: target tokens of an update.")] = 25_088,
     repeats: Annotated[int, typer.Option(help="Measurements of each; the median is shown.")] = 3,
     output: Annotated[str | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
@@ -523,7 +525,7 @@ def bench(
         rows = [
             row
             for precision in precisions
-            for row in training_speed.run(shape, device, batch_tokens, precision, repeats, _say(quiet), systems)
+            for row in training_speed.run(shape, device, batch_tokens, precision, repeats, _say(quiet), systems, peers)
         ]
         print(training_speed.table(rows))
     else:

@@ -17,6 +17,7 @@ from bothways.models.transformer import Transformer
 from bothways.nn.layers import sinusoids
 from bothways.tokens import END, PAD, SPECIAL_TOKENS, TAG_L2R, UNKNOWN
 
+MARIAN_TOKENS = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD}
 Decode = Callable[[Sequence[list[int]], int], list[int]]
 
 
@@ -53,13 +54,11 @@ def _installed(package: str) -> Any:
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
-def _transformers(model: Transformer, work: Work) -> list[Contender]:
-    """MarianMT of Hugging Face transformers, as `generate` runs it by default."""
-    transformers = _installed("transformers")
-    config, vocabulary = model.config, model.output_weight.size(0)
-    tokens = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD}
+def marian_of(model: Transformer, positions: int, **options: Any) -> Any:
+    """MarianMT in the shape of a model of ours, with random weights."""
+    transformers, config = _installed("transformers"), model.config
     same = transformers.MarianConfig(
-        vocab_size=vocabulary,
+        vocab_size=model.output_weight.size(0),
         d_model=config.width,
         encoder_layers=config.encoder_layers,
         decoder_layers=config.decoder_layers,
@@ -68,16 +67,43 @@ def _transformers(model: Transformer, work: Work) -> list[Contender]:
         encoder_ffn_dim=config.feed_forward,
         decoder_ffn_dim=config.feed_forward,
         activation_function="relu",
+        dropout=config.dropout,
         scale_embedding=True,
-        max_position_embeddings=work.longest + work.tokens_out,
+        max_position_embeddings=positions,
         forced_eos_token_id=None,
-        **tokens,
+        **MARIAN_TOKENS,
+        **options,
     )
+    return transformers.MarianMTModel(same)
+
+
+def marian_trainer(
+    model: Transformer, device: torch.device, precision: str, width: int
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Updates of MarianMT on sources and targets [B, `width`], compiled on a GPU; the loss is its own, unsmoothed."""
+    marian = marian_of(model, width).to(device).train()
+    optimizer = torch.optim.AdamW(marian.parameters(), fused=True)
+    computed = torch.compile(marian) if device.type == "cuda" else marian
+
+    def update(source: torch.Tensor, target: torch.Tensor) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = computed(input_ids=source, attention_mask=(source != PAD).long(), labels=target).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(marian.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def _transformers(model: Transformer, work: Work) -> list[Contender]:
+    """MarianMT of Hugging Face transformers, as `generate` runs it by default."""
+    transformers = _installed("transformers")
     dtype = torch.float32 if work.precision == "float32" else torch.bfloat16
-    marian = transformers.MarianMTModel(same).to(work.device, dtype).eval()
+    marian = marian_of(model, work.longest + work.tokens_out).to(work.device, dtype).eval()
     length = {"min_new_tokens": work.tokens_out, "max_new_tokens": work.tokens_out}
     marian.generation_config = transformers.GenerationConfig(
-        num_beams=work.beam, length_penalty=0.6, **length, **tokens
+        num_beams=work.beam, length_penalty=0.6, **length, **MARIAN_TOKENS
     )
 
     def decode(sources: Sequence[list[int]], batch: int) -> list[int]:

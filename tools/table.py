@@ -4,9 +4,10 @@
     python tools/table.py recipes/multi30k/table.yaml --rows docs/results/multi30k.json --show
 
 Each system of a seed is a process of its own, `--jobs` of them at a time, those of the first seed before those of the
-next. Checkpoint (the best, or an average of the newest), length penalty and rerank weight are chosen on
-the validation set; test sets are decoded once, with what was chosen. Rows are written as systems finish and merged with
-those of earlier calls. What was trained before is not trained again, and what is interrupted goes on.
+next. Which checkpoint (the best one, or an average of the newest) is decided by the validation set; test sets are
+decoded once, with the usual length penalty and rerank weight or, in rows named `+tuned`, with those that `bothways
+tune` finds on the validation set. Rows are written as systems finish and merged with those of earlier calls. What was
+trained before is not trained again, and what is interrupted goes on.
 
     work/data/                        prepared text
          SEED/SYSTEM/                 runs
@@ -29,7 +30,9 @@ from typing import Any
 
 import yaml
 
-SELF = "+self-rerank"
+SELF, TUNED = "+self-rerank", "+tuned"
+VARIANTS = ("", SELF, TUNED, SELF + TUNED)
+FLAGS = {"self_rerank": SELF, "tuned": TUNED}  # what a system says of itself
 Row = dict[str, Any]
 
 
@@ -41,7 +44,7 @@ class Entry:
     recipe: Path
     options: list[str]
     decoded: str | None  # whose greedy decoding of the training sources is read as well
-    self_rerank: bool  # a second pair of rows, reranked by the model itself
+    variants: list[str]  # of decoding: as it is, reranked by the model itself, with what is tuned
     base: str | None  # what it is compared to, if not the table's base
 
     def needs(self, names: Sequence[str]) -> list[str]:
@@ -75,7 +78,7 @@ class Job:
                 folder / one["recipe"],
                 one.get("options", []),
                 one.get("decoded"),
-                one.get("self_rerank", False),
+                [v for v in VARIANTS if all(one.get(flag) for flag, end in FLAGS.items() if end in v)],
                 one.get("base"),
             )
             for name, one in raw["systems"].items()
@@ -140,14 +143,12 @@ def measure(job: Job, name: str, seed: int) -> list[Row]:
     command = bothways(
         "train", str(entry.recipe), "--data", str(job.work / "data"), "--output", str(run), *options, "--quiet"
     )
-    rows = []
-    for variant in ("", SELF) if entry.self_rerank else ("",):
-        rows += chosen_rows(job, name, variant, seed, command)
-    return rows
+    return [row for variant in entry.variants for row in chosen_rows(job, name, variant, seed, command)]
 
 
 def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> list[Row]:
     """A row for each test set, decoded with what was best on the validation set."""
+    from bothways.config import SearchConfig
     from bothways.data.corpus import Prepared
     from bothways.evaluate.scores import score
     from bothways.text.normalize import as_line
@@ -155,15 +156,21 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
     from bothways.translator import Translator
     from bothways.tuning import tune
 
-    run, system, search = job.run(name, seed), name + variant, {"rerank": "self" if variant else "none"}
-    tuned = {}
+    run, system, prepared = job.run(name, seed), name + variant, Prepared.open(job.work / "data")
+    usual, valid = SearchConfig(), prepared.valid[job.valid]
+    search: dict[str, Any] = {"rerank": "self" if SELF in variant else "none", "batch_sentences": 256}
+    search |= {"length_penalty": usual.length_penalty, "rerank_weight": usual.rerank_weight}
+    found = {}
     for checkpoint in checkpoints_of(run, job.average):
-        tuned[checkpoint] = tune(run, job.valid, checkpoint=checkpoint, **search)
-    checkpoint = max(tuned, key=lambda one: tuned[one].chosen.score)
-    best = tuned[checkpoint].chosen
-    search |= {"length_penalty": best.length_penalty, "rerank_weight": best.rerank_weight, "batch_sentences": 256}
-    translator = Translator.open(run, checkpoint=checkpoint, **search)
-    prepared, rows = Prepared.open(job.work / "data"), []
+        translator = Translator.open(run, checkpoint=checkpoint, **search)
+        texts = [result.text for result in translator.translate(valid.source_lines())]
+        found[checkpoint] = score(texts, valid.references(), ["bleu"])[0].score
+    checkpoint = max(found, key=found.__getitem__)
+    if TUNED in variant:
+        best = tune(run, job.valid, checkpoint=checkpoint, **search).chosen
+        found[checkpoint] = best.score
+        search |= {"length_penalty": search["length_penalty"], "rerank_weight": best.rerank_weight}
+    translator, rows = Translator.open(run, checkpoint=checkpoint, **search), []
     for test in job.tests:
         sources, references = prepared.test[test].source_lines(), prepared.test[test].references()
         began = time.monotonic()
@@ -185,10 +192,10 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
                 "updates_total": total(job, name, seed),
                 "loss_tokens": round(progress.get("loss_tokens", 0)),
                 "parameters": translator.model.parameter_count(),
-                "valid_bleu": round(best.score, 2),
+                "valid_bleu": round(found[checkpoint], 2),
                 "checkpoint": checkpoint,
-                "length_penalty": best.length_penalty,
-                "rerank_weight": best.rerank_weight if translator.rescores else None,
+                "length_penalty": search["length_penalty"],
+                "rerank_weight": search["rerank_weight"] if translator.rescores else None,
                 "train_seconds": round(progress.get("seconds", 0.0), 1),
                 "sentences_per_second": round(len(texts) / seconds, 1),
                 "signature": bleu.signature,
@@ -303,8 +310,8 @@ def merge(job: Job, target: Path) -> list[Row]:
     new = [row for path in sorted((job.work / "rows").glob("*.json")) for row in json.loads(path.read_text())]
     for row in [*old, *new]:
         found[row["system"], row["seed"], row["test"]] = row
-    place = {name + variant: (i, variant) for i, name in enumerate(job.systems) for variant in ("", SELF)}
-    last = (len(place), "")  # what the table no longer names keeps its rows
+    place = {name + v: (i, n) for i, name in enumerate(job.systems) for n, v in enumerate(VARIANTS)}
+    last = (len(place), 0)  # what the table no longer names keeps its rows
     rows = sorted(found.values(), key=lambda row: (place.get(row["system"], last), row["seed"], row["test"]))
     if new:
         significant(job, rows)
@@ -333,7 +340,7 @@ def significant(job: Job, rows: list[Row]) -> None:
         usual = max((name for name in job.bases if name in here), key=lambda name: valid[name], default=None)
         against: dict[str, list[str]] = {}
         for name in here:
-            entry = job.systems.get(name.removesuffix(SELF))
+            entry = job.systems.get(name.removesuffix(TUNED).removesuffix(SELF))
             base = (entry and entry.base) or usual
             if base in here and base != name:
                 against.setdefault(base, []).append(name)

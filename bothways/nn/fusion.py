@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bothways import kernels
 from bothways.config import ModelConfig
 
 
@@ -39,6 +40,13 @@ class Weighted(Fusion):
 
 class Tanh(Weighted):
     """past + λ · tanh(future), the paper's."""
+
+    def forward(self, past: Tensor, future: Tensor) -> Tensor:
+        if isinstance(self.weight, float) and kernels.usable(past) and torch.is_grad_enabled():
+            from bothways.kernels.fusion import add_tanh
+
+            return add_tanh(past, future, self.weight, self.dropout if self.training else 0.0)
+        return super().forward(past, future)
 
     def squash(self, future: Tensor) -> Tensor:
         return torch.tanh(future)

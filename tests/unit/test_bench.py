@@ -145,6 +145,13 @@ def test_training_rows_are_complete() -> None:
     assert len(bench_training.table(rows).splitlines()) == 3
 
 
+def test_a_peer_trains_on_the_same_pairs() -> None:
+    pytest.importorskip("transformers")
+    ours, theirs = bench_training.run("tiny", "cpu", 64, "float32", 1, silent, ["transformer-l2r"], ["transformers"])
+    assert (theirs.peer, theirs.system, theirs.batch_tokens) == ("transformers", "MarianMT", ours.batch_tokens)
+    assert theirs.target_tokens_per_second > 0
+
+
 def test_random_text_bears_the_losses_that_training_has() -> None:
     one = bench_training.RandomText(3, DIRECTIONS["l2r"], interaction=False)
     both = bench_training.RandomText(3, DIRECTIONS["both"], interaction=True)
@@ -168,5 +175,7 @@ def test_training_that_cannot_be_measured_is_refused() -> None:
         bench_training.run("tiny", "cpu", 31, "float32", 3, silent)
     with pytest.raises(ConfigError, match=r"system: must be any of transformer-l2r, .* with --training, got 'rerank'"):
         bench_training.run("tiny", "cpu", 64, "float32", 3, silent, ["rerank"])
+    with pytest.raises(ConfigError, match="against: with --training it must be transformers, got 'ctranslate2'"):
+        bench_training.run("tiny", "cpu", 64, "float32", 3, silent, peers=["ctranslate2"])
     with pytest.raises(ConfigError, match="precision: int8 is for decoding; accepted for training: float32, bfloat16"):
         bench_training.run("tiny", "cpu", 64, "int8", 3, silent)
