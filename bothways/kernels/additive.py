@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-AT_ONCE = 8  # keys that a query reads at once; a multiple of it takes more registers than it saves time
+AT_ONCE = 8  # keys that a query reads at once; of four times as many, its registers do not hold the gradients
 COLUMNS = 256  # of the width that a warp has: then a sum over keys is each thread's own
 KEYS = 8  # that a program of `gathered` sums; or as many of their readers at once, where there is one key
 
