@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
 PINS = [line for line in LINES if line and not line.startswith("#")]
+OPEN = {"triton"}  # a build of torch for a GPU brings the very version that it was made with
 REQUIRED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
 
 
@@ -34,11 +35,11 @@ def test_every_package_is_pinned_once() -> None:
 def test_dependency_is_pinned_within_its_range(requirement: str) -> None:
     wanted = Requirement(requirement)
     assert wanted.specifier, f"{requirement} must say which versions will do"
-    assert wanted.specifier.contains(pinned()[canonicalize_name(wanted.name)])
+    assert wanted.name in OPEN or wanted.specifier.contains(pinned()[canonicalize_name(wanted.name)])
 
 
 def test_no_accelerator_packages_are_pinned() -> None:
-    assert [name for name in pinned() if name.startswith(("nvidia", "cuda", "triton"))] == []
+    assert [name for name in pinned() if name.startswith(("nvidia", "cuda", *OPEN))] == []
 
 
 def test_one_interpreter_bound_everywhere() -> None:
