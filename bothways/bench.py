@@ -7,10 +7,9 @@ models put out 30 tokens in each of them.
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,10 +17,11 @@ from torch import Tensor
 from bothways.config import PRESETS, RNN_PRESETS, SearchConfig, parse
 from bothways.errors import ConfigError
 from bothways.models.ensemble import Panel
-from bothways.models.interface import Memory, Seq2Seq, State, TwoPass
+from bothways.models.interface import Seq2Seq, TwoPass
 from bothways.models.table import SYSTEMS, build, resolve
 from bothways.models.transformer import Transformer
 from bothways.peers import PEERS, Contender, Work
+from bothways.stepwise import Distribution, State
 from bothways.tokens import DIRECTIONS, END, SPECIAL_TOKENS
 from bothways.translator import decode
 
@@ -32,6 +32,7 @@ OURS = ("transformer-l2r", "bift")  # unless others are named
 SAME_SIZE = 0.02  # by how much a peer's number of parameters may differ from ours
 PRECISIONS = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "bfloat16")}
 SHAPES = PRESETS | RNN_PRESETS  # by name; `paper` is of LSTMs
+WARM_UPS = {"cpu": 1, "cuda": 3}  # before measuring: on a GPU the first two record what is replayed from then on
 FEWEST = 8  # sentences decoded in one measurement, so that it takes long enough to be measured
 
 
@@ -82,12 +83,13 @@ def run(
     for batch in batches:
         sources = _sources(_at_once(batch, device))
         times: list[list[float]] = [[] for _ in contenders]
-        for repeat in range(repeats + 1):
+        for repeat in range(1 - WARM_UPS[device], repeats + 1):
             for contender, seconds in zip(contenders, times, strict=True):
                 taken = _timed(contender, sources, batch)
-                if repeat:  # the first time is for warming up
+                if repeat > 0:
                     seconds.append(taken)
-            say(f"batch {batch}: {f'measured {repeat} of {repeats}' if repeat else 'warmed up'}")
+            if repeat >= 0:
+                say(f"batch {batch}: {f'measured {repeat} of {repeats}' if repeat else 'warmed up'}")
         for contender, seconds in zip(contenders, times, strict=True):
             median = statistics.median(seconds)
             spread = (max(seconds) - min(seconds)) / median
@@ -202,28 +204,23 @@ def _never_ends(model: Seq2Seq, step: int) -> None:
 
     def endless(
         tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        log_probs, state = go_on(tokens, state, partners, weights)
-        log_probs[..., END] = -torch.inf
-        return log_probs, state
+    ) -> tuple[Distribution, State]:
+        following, state = go_on(tokens, state, partners, weights)
+        return replace(following, first=END + 1), state
 
     model.step = endless  # type: ignore[method-assign]
 
 
 def _ends_at(model: Seq2Seq, step: int) -> None:
     """Every hypothesis ends at this step, and none before it: rescoring asks for complete ones."""
-    begin, go_on, taken = model.start, model.step, threading.local()  # a worker has one batch at a time
+    go_on = model.step
 
-    def start(memory: Memory, directions: int, hypotheses: int) -> State:
-        taken.steps = 0
-        return begin(memory, directions, hypotheses)
-
-    def count_step(
+    def ending(
         tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        taken.steps += 1
-        log_probs, state = go_on(tokens, state, partners, weights)
-        end = torch.arange(log_probs.size(-1), device=log_probs.device) == END
-        return log_probs.masked_fill_(end if taken.steps < step else ~end, -torch.inf), state
+    ) -> tuple[Distribution, State]:
+        following, state = go_on(tokens, state, partners, weights)
+        is_end = torch.arange(following.logits.size(-1), device=tokens.device) == END
+        following.logits.masked_fill_(is_end == (state.clock.step < step), -torch.inf)
+        return following, state
 
-    model.start, model.step = start, count_step  # type: ignore[method-assign]
+    model.step = ending  # type: ignore[method-assign]

@@ -22,6 +22,7 @@ from bothways.rescoring import Given, Jury, force_rows, padded, rescored
 from bothways.run import Run, Say, device_of
 from bothways.search.beam import Plan, search
 from bothways.search.hypothesis import Found, Hypothesis, Trace, length_norm
+from bothways.search.recorded import Recorder
 from bothways.search.rerank import rerank
 from bothways.tokens import DIRECTIONS, END, L2R, R2L, Direction, turn
 
@@ -438,6 +439,26 @@ def search_each(
 
     One without the direction that is forced finds nothing.
     """
+    try:
+        return _search_each(panel, sources, places, config, device, forced, trace, all_complete)
+    except torch.OutOfMemoryError:
+        models = [model for model in panel.modules() if isinstance(model, Seq2Seq)]
+        if not any([model.forget_recorded() for model in models]):
+            raise
+    # Not above, where the error still holds what it came from.
+    return _search_each(panel, sources, places, config, device, forced, trace, all_complete)
+
+
+def _search_each(
+    panel: Panel,
+    sources: Sequence[Sequence[int]],
+    places: list[int],
+    config: SearchConfig,
+    device: torch.device,
+    forced: dict[Direction, list[list[int]]] | None,
+    trace: bool,
+    all_complete: bool,
+) -> tuple[list[Memory], list[list[Found]]]:
     memories, firsts = encode(panel, sources, places, config, device)
     found: list[list[Found]] = []
     for model, directions, memory, before in zip(panel.members, panel.directions, memories, firsts, strict=True):
@@ -452,15 +473,18 @@ def search_each(
             search(
                 model.step,
                 model.start(memory, len(directions), slots),
-                torch.tensor(limits, device=device),
+                torch.tensor(limits),
                 directions,
                 config,
-                _padded_twice(beginnings, max(lengths)).to(device) if any(lengths) else None,
+                _padded_twice(beginnings, max(lengths)) if any(lengths) else None,
                 trace,
                 all_complete,
+                device,
+                recorder_of(model, device),
             )
         )
-        found[-1] = [replace(one, best={**one.best, **said.best}) for one, said in zip(found[-1], before, strict=True)]
+        pairs = zip(found[-1], before, strict=True)
+        found[-1] = [replace(one, best={**one.best, **said.best}) if said.best else one for one, said in pairs]
     return memories, found
 
 
@@ -471,16 +495,28 @@ def encode(
 
     A model with two passes has its first one behind it then; what that found comes second.
     """
-    source = padded([[*sources[i], END] for i in places]).to(device)
+    longest = max(len(sources[i]) for i in places) + 1
     memories, before = [], []
     for model in panel.members:
-        memory, found = model.encode(source), [Found([], {}) for _ in places]
+        recorder = recorder_of(model, device)
+        width = longest if recorder is None else recorder.size(longest)
+        source = padded([[*sources[i], END] for i in places], width).to(device)
+        memory = model.encode(source) if recorder is None else recorder.computed(model.encode, source)
+        found = [Found([], {}) for _ in places]
         if isinstance(model, TwoPass):
-            limits = torch.tensor([max_length(config, len(sources[i])) for i in places], device=device)
-            memory, found = first_pass(model, memory, limits, config)
+            limits = torch.tensor([max_length(config, len(sources[i])) for i in places])
+            memory, found = first_pass(model, memory, limits, config, device)
         memories.append(memory)
         before.append(found)
     return memories, before
+
+
+def recorder_of(model: Seq2Seq, device: torch.device) -> Recorder | None:
+    """What records a model's steps, on a GPU; it is kept with the model, which lets go of it when it must."""
+    if device.type != "cuda":
+        return None
+    recorder: Recorder = model.__dict__.setdefault("recorder", Recorder())
+    return recorder
 
 
 def before_rescoring(config: SearchConfig) -> SearchConfig:
@@ -489,14 +525,19 @@ def before_rescoring(config: SearchConfig) -> SearchConfig:
     return config.model_copy(update={"nbest": 2 if config.greedy else config.beam, "early_stop": early_stop})
 
 
-def first_pass(model: TwoPass, memory: Memory, limits: Tensor, config: SearchConfig) -> tuple[Memory, list[Found]]:
+def first_pass(
+    model: TwoPass, memory: Memory, limits: Tensor, config: SearchConfig, device: torch.device
+) -> tuple[Memory, list[Found]]:
     """Search from right to left, and inform the memory of the best hypothesis: a complete one if there is any."""
     assert isinstance(memory, TwoPassMemory)
     config = config.model_copy(update={"nbest": 1})  # one is read; more would only be waited for
     slots = Plan.of(config, (R2L,)).slots
-    found = search(model.first.step, model.first.start(memory.first, 1, slots), limits, (R2L,), config)
-    said = padded([[R2L.tag, *(one.best[R2L].tokens if R2L in one.best else [])] for one in found])
-    return model.informed(memory, said.to(limits.device)), found
+    state, recorder = model.first.start(memory.first, 1, slots), recorder_of(model.first, device)
+    found = search(model.first.step, state, limits, (R2L,), config, device=device, recorder=recorder)
+    rows = [[R2L.tag, *(one.best[R2L].tokens if R2L in one.best else [])] for one in found]
+    longest = max(map(len, rows))
+    said = padded(rows, longest if recorder is None else recorder.size(longest))
+    return model.informed(memory, said.to(device)), found
 
 
 def max_length(config: SearchConfig, source_length: int) -> int:

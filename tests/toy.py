@@ -21,6 +21,8 @@ from bothways.models.table import build, resolve
 from bothways.search.beam import Plan, search
 from bothways.search.exhaustive import lattice, naive
 from bothways.search.hypothesis import Found, Hypothesis, TraceStep, length_norm
+from bothways.search.recorded import Recorder
+from bothways.stepwise import Distribution
 from bothways.tokens import DIRECTIONS, END, PAD, UNKNOWN, Direction
 
 CLOSE = 1e-5  # what SPEC section 3 allows scores to differ by, and candidates to be apart in a near-tie
@@ -159,13 +161,15 @@ def decode(
     config: SearchConfig,
     forced: Tensor | None = None,
     padding: int = 0,
+    recorder: Recorder | None = None,
 ) -> list[Found]:
-    """The fast search over a batch of sentences, with its trace."""
+    """The fast search over a batch of sentences, with its trace unless its steps are recorded."""
     directions = DIRECTIONS[config.direction or "both"]
     limits = torch.tensor([limits] * len(sources) if isinstance(limits, int) else limits)
     with torch.inference_mode():
         state = model.start(model.encode(pad(sources, padding)), len(directions), Plan.of(config, directions).slots)
-        return search(model.step, state, limits, directions, config, forced, trace=True)
+        trace = recorder is None
+        return search(model.step, state, limits, directions, config, forced, trace, recorder=recorder)
 
 
 @dataclass(frozen=True)
@@ -384,7 +388,7 @@ class Script:
 
     def step(
         self, tokens: Tensor, state: Paths, partners: Tensor | None, weights: Tensor | None
-    ) -> tuple[Tensor, Paths]:
+    ) -> tuple[Distribution, Paths]:
         paths = [
             [
                 [(*p, token) if token != PAD else p for p, token in zip(half, chosen, strict=True)]
@@ -401,7 +405,7 @@ class Script:
             chances = self.table(state.sentences[b], self.directions[d], paths[b][d][k][1:], futures)
             for token, chance in chances.items():
                 out[b, d, k, token] = log(chance) if chance else -inf
-        return out, Paths(state.sentences, paths)
+        return Distribution(out, is_normalized=True), Paths(state.sentences, paths)
 
     def distributions(self, sentence: int) -> Callable[[Sequence[TraceStep]], list[list[list[float]]]]:
         """The same table, as the naive search asks for it."""

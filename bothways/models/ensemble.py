@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from bothways.models.interface import Lattice, Memory, Seq2Seq, State
+from bothways.models.interface import Lattice, Memory, Seq2Seq
+from bothways.stepwise import Clock, Distribution, State
 from bothways.tokens import Direction
 
 
@@ -52,6 +53,11 @@ class EnsembleState:
 
     parts: tuple[State, ...]
 
+    @property
+    def clock(self) -> Clock:
+        """See State."""
+        return self.parts[0].clock
+
     def select(self, origins: Tensor) -> "EnsembleState":
         """See State."""
         return EnsembleState(tuple(part.select(origins) for part in self.parts))
@@ -59,6 +65,10 @@ class EnsembleState:
     def keep(self, sentences: Tensor) -> "EnsembleState":
         """See State."""
         return EnsembleState(tuple(part.keep(sentences) for part in self.parts))
+
+    def fixed(self, room: int) -> "EnsembleState":
+        """See State."""
+        return EnsembleState(tuple(part.fixed(room) for part in self.parts))
 
 
 class Ensemble(Seq2Seq):
@@ -98,12 +108,13 @@ class Ensemble(Seq2Seq):
 
     def step(
         self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Tensor, EnsembleState]:
+    ) -> tuple[Distribution, EnsembleState]:
         """See Seq2Seq."""
         assert isinstance(state, EnsembleState)
         pairs = zip(self.members, state.parts, strict=True)
-        log_probs, states = zip(*(model.step(tokens, part, partners, weights) for model, part in pairs), strict=True)
-        return _mean(log_probs), EnsembleState(states)
+        said, states = zip(*(model.step(tokens, part, partners, weights) for model, part in pairs), strict=True)
+        mean = _mean([following.log_probs() for following in said])
+        return Distribution(mean, is_normalized=True), EnsembleState(states)
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq."""

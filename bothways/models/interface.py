@@ -8,14 +8,15 @@ direction a stream has except from its tag, and never see padding or an end mark
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from bothways.nn.layers import Packed, output_layer, pack_when_used
-from bothways.tokens import FIRST_PREDICTED
+from bothways.stepwise import Distribution, State
 
 
 class Memory(Protocol):
@@ -23,18 +24,6 @@ class Memory(Protocol):
 
     def keep(self, sentences: Tensor) -> Self:
         """These sentences only, by row [B']."""
-        ...
-
-
-class State(Protocol):
-    """All that decoding remembers. It is consumed by `step`: go on from the state that step returns."""
-
-    def select(self, origins: Tensor) -> Self:
-        """Hypotheses that go on, in their new order: origins [B, D, K] name slots of their own half."""
-        ...
-
-    def keep(self, sentences: Tensor) -> Self:
-        """Sentences that go on, by row [B']; those that are done leave the batch."""
         ...
 
 
@@ -78,8 +67,8 @@ class Seq2Seq(nn.Module):
     @abstractmethod
     def step(
         self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Consume one token per hypothesis, [B, D, K]; returns the next token's log-probabilities [B, D, K, V].
+    ) -> tuple[Distribution, State]:
+        """Consume one token per hypothesis, [B, D, K]; returns the next token's distribution [B, D, K, V].
 
         `partners` [B, D, K, P] are slots of the other direction and `weights` [B, D, K, P] their shares (all zero: no
         future). Without them no direction reads the other. PAD consumes nothing: it leaves no key.
@@ -106,16 +95,24 @@ class Seq2Seq(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """[..., E] -> [..., V], with tags and padding masked before the softmax; at least float32."""
-        logits = output_layer(hidden, self.output_weight)
-        logits[..., :FIRST_PREDICTED] = -torch.inf
-        precise = torch.promote_types(logits.dtype, torch.float32)
-        # In place where no gradient is wanted: memory for as many numbers again costs more than computing them.
-        in_place = not torch.is_grad_enabled() and logits.dtype == precise
-        return torch.log_softmax(logits, dim=-1, dtype=precise, out=logits if in_place else None)
+        return self.following(hidden).log_probs()
+
+    def following(self, hidden: Tensor) -> Distribution:
+        """[..., E] -> the distribution of the next token."""
+        return Distribution(output_layer(hidden, self.output_weight))
+
+    def forget_recorded(self) -> bool:
+        """Let go of recorded steps, if there are any: they take memory, and know where the weights lie."""
+        return self.__dict__.pop("recorder", None) is not None
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        self.forget_recorded()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> Self:
         """Learn, or decode (see `eval`): only then may weights be packed for it."""
         super().train(mode)
+        self.forget_recorded()
         pack_when_used(self, wanted=not mode)
         if self.int8 and not mode:
             self.output_weight.__dict__["packed"] = Packed(int8=True)

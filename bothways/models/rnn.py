@@ -24,10 +24,11 @@ the share of y in the first layer's gates, and the output layer. What remains fo
 - Where texts are passed through as a whole, as in training, kernels/stack.py: a product and a kernel for each layer
   (gates, cell, dropout, residual sum and normalization in one), one product for what both attentions are asked, one
   kernel for each attention, and a product and a kernel for z. Weights' gradients are summed over all positions at once.
-- Where a position is a step of a search or of a replay: the gates of a cell and all that follows from them are one
-  kernel, PyTorch's own; every other operation of the formulas above is a kernel of its own, vᵀ tanh(W z + U h) three.
+- Where a position is a step of a search: the gates of a cell and all that follows from them are one kernel, PyTorch's
+  own, each attention is one (kernels/recall.py), which finds a partner's states along its chain of ancestors where they
+  were written; every other operation of the formulas above is a kernel of its own.
 
-Where training records its passes (train/recording.py), all kernels of an update are one launch.
+Where it is recorded (train/recording.py, search/recorded.py), all kernels of an update or of a step are one launch.
 """
 
 from abc import abstractmethod
@@ -38,14 +39,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bothways import kernels
 from bothways.config import ModelConfig
-from bothways.kernels import usable
-from bothways.models.interface import Lattice, Memory, Seq2Seq, State
+from bothways.models.interface import Lattice, Memory, Seq2Seq
 from bothways.nn.attention import partner
-from bothways.nn.layers import AdditiveAttention, Cell, Embedding, Linear, bias_of, embeddings_of, initialize
+from bothways.nn.layers import LSTM, AdditiveAttention, Cell, Embedding, Linear, bias_of, embeddings_of, initialize
+from bothways.stepwise import Clock, Distribution, State, roomier
 from bothways.tokens import PAD
 
-FIRST_CAPACITY = 16  # steps that a state has room for at first; it doubles when full
 Future = Callable[[Tensor], Tensor | None]  # top states zᴸ_i -> contexts cz_i of the same shape; None: all are zero
 
 
@@ -92,22 +93,34 @@ class RNNState:
 
     memory: RNNMemory
     carried: Tensor  # [B, D * K, 2 * layers + 1, E]
-    history: Tensor  # [B, capacity * D * K, 2E] key and top state of every token consumed; capacity 0: nobody reads it
-    ancestors: Tensor  # [B, D * K, t]
+    history: Tensor | None  # [B, room, D * K, 2E] key and top state of every token consumed; None: nobody reads it
+    ancestors: Tensor  # [B, D * K, room]
     slots: Tensor  # [D, K] their numbers
     opposite: Tensor  # [D, 1, 1] the number of the other direction's first slot
+    clock: Clock
 
     def select(self, origins: Tensor) -> "RNNState":
         """See State."""
-        places = (origins + self.slots[:, :1]).flatten(1)[..., None]
-        carried = self.carried.gather(1, places[..., None].expand(-1, -1, *self.carried.shape[2:]))
-        ancestors = self.ancestors.gather(1, places.expand(-1, -1, self.ancestors.size(-1)))
+        B, N = self.carried.shape[:2]
+        first = torch.arange(0, B * N, N, device=origins.device)[:, None]
+        rows = ((origins + self.slots[:, :1]).flatten(1) + first).flatten()
+        carried, ancestors = (x.flatten(0, 1)[rows].view(x.shape) for x in (self.carried, self.ancestors))
         return replace(self, carried=carried, ancestors=ancestors)
 
     def keep(self, sentences: Tensor) -> "RNNState":
         """See State."""
-        rows = self.carried[sentences], self.history[sentences], self.ancestors[sentences]
-        return RNNState(self.memory.keep(sentences), *rows, self.slots, self.opposite)
+        history = None if self.history is None else self.history[sentences]
+        rows = self.carried[sentences], history, self.ancestors[sentences]
+        return RNNState(self.memory.keep(sentences), *rows, self.slots, self.opposite, self.clock)
+
+    def fixed(self, room: int) -> "RNNState":
+        """See State."""
+        return replace(self.roomier(room), clock=self.clock.on_device_only())
+
+    def roomier(self, room: int | None = None) -> "RNNState":
+        """With room for so many steps, or for twice as many."""
+        history = None if self.history is None else roomier(self.history, 1, room)
+        return replace(self, history=history, ancestors=roomier(self.ancestors, 2, room))
 
 
 class RNNDecoding(Seq2Seq):
@@ -174,7 +187,7 @@ class RNNDecoding(Seq2Seq):
         (R, D, T), B = inputs.shape, len(memory.encoded)
         words = self._embed(self.embedded, inputs).permute(2, 0, 1, 3)
         given = self._given(words.reshape(T, B, -1, words.size(-1)))  # [T, B, streams of a source, 4E]
-        if usable(given):
+        if kernels.usable(given):
             found = self._at_once(given, memory, future)
             return found[0].view(R, D, T, -1), found[1].unflatten(0, (R, D))
         carried = self._begin(memory, given.size(2))
@@ -234,26 +247,28 @@ class RNNDecoding(Seq2Seq):
         B, _, E = memory.encoded.shape
         slots = torch.arange(directions * hypotheses, device=memory.encoded.device).view(directions, hypotheses)
         carried = self._begin(memory, slots.numel()).stacked()
-        capacity = FIRST_CAPACITY if self.interaction and directions == 2 else 0
-        history = carried.new_zeros(B, capacity * slots.numel(), 2 * E)
-        nothing = slots.new_zeros(B, slots.numel(), 0)
-        return RNNState(memory, carried, history, nothing, slots, partner(slots[:, :1, None], 0))
+        reads = self.interaction and directions == 2
+        history = carried.new_zeros(B, 0, slots.numel(), 2 * E) if reads else None
+        ancestors, clock = slots.new_zeros(B, slots.numel(), 0), Clock.start(slots.device)
+        return RNNState(memory, carried, history, ancestors, slots, partner(slots[:, :1, None], 0), clock)
 
     def step(
         self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Tensor, RNNState]:
+    ) -> tuple[Distribution, RNNState]:
         """See Seq2Seq."""
         assert isinstance(state, RNNState)
-        idle = (tokens == PAD).flatten(1)  # [B, D * K]
-        newest = torch.where(idle, -1, state.slots.flatten() + state.ancestors.size(-1) * state.slots.numel())
-        state = replace(state, ancestors=torch.cat([state.ancestors, newest[..., None]], dim=-1))
-        own = _FutureOfHypotheses(self, state, partners, weights) if state.history.size(1) else None
+        if state.clock.is_full(state.ancestors.size(-1)):
+            state = state.roomier()
+        idle, slots = (tokens == PAD).flatten(1), state.slots.flatten()  # [B, D * K]
+        newest = torch.where(idle, -1, slots + state.clock.step * slots.numel())
+        state.clock.put(state.ancestors, 2, newest)
+        own = None if state.history is None else _FutureOfHypotheses(self, state, partners, weights)
         future = self.read_besides(state.memory) if own is None else own
         given = self._given(self._embed(self.embedded, tokens.flatten(1)))
         carried = self._advance(given, Carried.of(state.carried), state.memory, future)
         kept = torch.where(idle[..., None, None], state.carried, carried.stacked())
-        history = state.history if own is None else own.history
-        return self.log_probs(carried.z).view(*tokens.shape, -1), replace(state, carried=kept, history=history)
+        following = self.following(carried.z.view(*tokens.shape, -1))
+        return following, replace(state, carried=kept, clock=state.clock.ticked())
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: node after node by their positions, each from the state of the node before it in its chain."""
@@ -334,9 +349,9 @@ class RNN(RNNDecoding):
         E, self.config = config.width, config
         self.interaction = bool(config.interaction) and config.direction == "both"
         self.target_embedding, self.source_embedding, self.output = embeddings_of(config, source_size, target_size)
-        self.encoder_l2r, self.encoder_r2l = (nn.LSTM(E, E, batch_first=True) for _ in range(2))
+        self.encoder_l2r, self.encoder_r2l = (LSTM(E, E, batch_first=True) for _ in range(2))
         self.join = Linear(2 * E, E)
-        self.encoder = nn.ModuleList(nn.LSTM(E, E, batch_first=True) for _ in range(config.encoder_layers - 1))
+        self.encoder = nn.ModuleList(LSTM(E, E, batch_first=True) for _ in range(config.encoder_layers - 1))
         self.encoder_norms = nn.ModuleList(nn.LayerNorm(E) for _ in range(config.encoder_layers))
         self.add_decoder(config, self.interaction)
         self.apply(initialize)
@@ -417,26 +432,42 @@ class _FutureOfHypotheses:
     """Stepwise: the states along the partners' chains of ancestors, mixed by weight."""
 
     def __init__(self, model: RNNDecoding, state: RNNState, partners: Tensor | None, weights: Tensor | None) -> None:
-        self.model, self.history, self.ancestors = model, state.history, state.ancestors
-        self.weights, self.step = weights, state.ancestors.size(-1) - 1
+        assert state.history is not None
+        self.model, self.state, self.history = model, state, state.history
+        self.clock, self.weights = state.clock, weights
         self.read = None if partners is None else (partners + state.opposite).flatten(1)  # [B, D * K * P] slots
-        if (self.step + 1) * state.slots.numel() > self.history.size(1):
-            self.history = torch.cat([self.history, torch.zeros_like(self.history)], dim=1)
+        self.window = self.clock.window(state.ancestors.size(-1))
+        self.seen = self.window - model.lag
 
     def __call__(self, top: Tensor) -> Tensor | None:
         slots = top.size(1)  # D * K
-        self.history[:, self.step * slots : (self.step + 1) * slots] = self.model.keyed(top)
-        seen = self.step + 1 - self.model.lag
-        if self.read is None or self.weights is None or not seen:
+        one_each = self.read is not None and self.weights is not None and self.weights.size(-1) == 1
+        if one_each and kernels.usable(top) and top.dtype != torch.float64:
+            return self._by_kernel(top)
+        self.clock.put(self.history, 1, self.model.keyed(top))
+        if self.read is None or self.weights is None or not self.seen:
             return None
         P = self.weights.size(-1)
-        chains = self.ancestors[..., :seen].gather(1, self.read[..., None].expand(-1, -1, seen))  # [B, D * K * P, seen]
+        ancestors = self.state.ancestors[..., : self.seen]
+        if self.clock.taken is None:
+            ancestors = torch.where(self.clock.written(self.window)[self.model.lag :], ancestors, -1)
+        chains = ancestors.gather(1, self.read[..., None].expand(-1, -1, self.seen))  # [B, D * K * P, seen]
         places = chains.clamp(min=0).flatten(1)[..., None].expand(-1, -1, self.history.size(-1))
-        along = self.history.gather(1, places).unflatten(1, (-1, seen))  # [B, D * K * P, seen, 2E]
+        along = self.history.flatten(1, 2).gather(1, places).unflatten(1, (-1, self.seen))  # [B, D * K * P, seen, 2E]
         readers = top if P == 1 else top.repeat_interleave(P, dim=1)
         found = self.model.read(readers[:, :, None], along, bias_of(chains >= 0, top.dtype)[:, :, None]).squeeze(2)
-        shares = self.weights.to(found.dtype).reshape(-1, slots * P, 1)
+        shares = self.weights if self.clock.taken is not None else self.weights * (self.clock.step >= self.model.lag)
+        shares = shares.to(found.dtype).reshape(-1, slots * P, 1)
         return found * shares if P == 1 else (found * shares).unflatten(1, (-1, P)).sum(2)
+
+    def _by_kernel(self, top: Tensor) -> Tensor:
+        from bothways.kernels.recall import attend_along
+
+        assert self.read is not None and self.weights is not None
+        attention = self.model.future_attention
+        tables = self.history, self.state.ancestors, self.read, self.weights.flatten(1), self.clock.step
+        new = attention.prepare(top), top
+        return attend_along(attention.query(top), new, *tables, self.model.lag, attention.v)
 
 
 class _FutureOfNodes:

@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bothways import kernels
 from bothways.config import ModelConfig
-from bothways.models.interface import Lattice, Memory, Seq2Seq, State
-from bothways.nn.attention import History, SelfAttention, SourceAttention, SynchronousAttention, View, partner
+from bothways.models.interface import Lattice, Memory, Seq2Seq
+from bothways.nn.attention import Chains, History, SelfAttention, SourceAttention, SynchronousAttention, View, partner
 from bothways.nn.fusion import fusion_of
 from bothways.nn.layers import Embedding, FeedForward, SubLayer, embeddings_of, initialize, sinusoids
+from bothways.stepwise import Clock, Distribution, State, roomier
 from bothways.tokens import PAD
 
-FIRST_CAPACITY = 16  # steps that a history has room for at first; it doubles when full
+FEW_ROWS = 64  # hypotheses of a sentence that a kernel takes
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,32 @@ class TransformerState:
 
     memory: TransformerMemory
     histories: tuple[History, ...]  # per layer
-    ancestors: Tensor  # [B, D, K, t]
+    ancestors: Tensor  # [B, D, K, room] in int16, being read for every key
+    clock: Clock
 
     def select(self, origins: Tensor) -> "TransformerState":
         """See State."""
+        if kernels.usable(self.ancestors):
+            from bothways.kernels.chains import descend
+
+            descend(self.ancestors, origins, self.clock.step)
+            return self
         index = origins[..., None].expand(-1, -1, -1, self.ancestors.size(-1))
         return replace(self, ancestors=self.ancestors.gather(2, index))
 
     def keep(self, sentences: Tensor) -> "TransformerState":
         """See State."""
         histories = tuple(history.keep(sentences) for history in self.histories)
-        return TransformerState(self.memory.keep(sentences), histories, self.ancestors[sentences])
+        return TransformerState(self.memory.keep(sentences), histories, self.ancestors[sentences], self.clock)
+
+    def fixed(self, room: int) -> "TransformerState":
+        """See State."""
+        return replace(self.roomier(room), clock=self.clock.on_device_only())
+
+    def roomier(self, room: int | None = None) -> "TransformerState":
+        """With room for so many steps, or for twice as many."""
+        histories = tuple(history.roomier(room) for history in self.histories)
+        return replace(self, histories=histories, ancestors=roomier(self.ancestors, 3, room))
 
 
 class EncoderLayer(nn.Module):
@@ -83,8 +100,10 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config.width, config.feed_forward, config.dropout)
         self.sub_layers = nn.ModuleList(SubLayer(config.width, config.dropout, config.norm) for _ in range(3))
 
-    def forward(self, x: Tensor, view: View, memory: tuple[Tensor, ...], history: History | None, step: int) -> Tensor:
-        x = self.sub_layers[0](x, lambda y: self.attention(y, view, history, step))
+    def forward(
+        self, x: Tensor, view: View, memory: tuple[Tensor, ...], history: History | None, clock: Clock | None
+    ) -> Tensor:
+        x = self.sub_layers[0](x, lambda y: self.attention(y, view, history, clock))
         x = self.read(x, memory)
         return self.sub_layers[2](x, self.feed_forward)
 
@@ -118,31 +137,39 @@ class Decoding(Seq2Seq):
         """See Seq2Seq: position i sees inputs 0..i of its own stream and, with interaction, of its partner's."""
         view = self._view_of_streams(inputs)
         positions = torch.arange(inputs.size(-1), device=inputs.device)
-        return self._decode(inputs, positions, view, self.read_of(memory))
+        return self._decode(self._embed(self.embedded, inputs, positions), view, self.read_of(memory))
 
     def start(self, memory: Memory, directions: int, hypotheses: int) -> TransformerState:
         """See Seq2Seq."""
         memory = self.read_of(memory)
         keys = memory.keys_values[0][0]
         B, H, _, d = keys.shape
-        shape = (B, directions, H, FIRST_CAPACITY, hypotheses, d)
-        histories = tuple(History.empty(shape, keys) for _ in self.decoder)
-        ancestors = torch.zeros(B, directions, hypotheses, 0, dtype=torch.long, device=keys.device)
-        return TransformerState(memory, histories, ancestors)
+        histories = tuple(History.empty((B, directions, H, 0, hypotheses, d), keys) for _ in self.decoder)
+        ancestors = torch.zeros(B, directions, hypotheses, 0, dtype=torch.int16, device=keys.device)
+        return TransformerState(memory, histories, ancestors, Clock.start(keys.device))
 
     def step(
         self, tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Tensor, TransformerState]:
+    ) -> tuple[Distribution, TransformerState]:
         """See Seq2Seq."""
         assert isinstance(state, TransformerState)
-        step, K = state.ancestors.size(-1), tokens.size(-1)
-        slots = torch.arange(K, device=tokens.device)
-        newest = torch.where(tokens == PAD, -1, slots)
-        state = replace(state, ancestors=torch.cat([state.ancestors, newest[..., None]], dim=-1))
-        view = self._view_of_hypotheses(state.ancestors, slots, partners, weights)
-        position = torch.tensor(step, device=tokens.device)
-        x = self._decode(tokens, position, view, state.memory, state.histories, step)
-        return self.log_probs(x), state
+        if state.clock.is_full(state.ancestors.size(-1)):
+            state = state.roomier()
+        x = self._begin(tokens, state)
+        view = self._view_of_hypotheses(state.ancestors, state.clock, partners, weights)
+        x = self._decode(x, view, state.memory, state.histories, state.clock)
+        return self.following(x), replace(state, clock=state.clock.ticked())
+
+    def _begin(self, tokens: Tensor, state: TransformerState) -> Tensor:
+        """Note which slots consume something at this step; returns what they do, embedded."""
+        weight = self.embedded.weight
+        if kernels.usable(weight) and weight.dtype != torch.float64:
+            from bothways.kernels.embedding import embed_step
+
+            return embed_step(tokens, weight, state.clock.step, state.ancestors, PAD)
+        slots = torch.arange(tokens.size(-1), dtype=torch.int16, device=tokens.device)
+        state.clock.put(state.ancestors, 3, torch.where(tokens == PAD, -1, slots))
+        return self._embed(self.embedded, tokens, state.clock.step)
 
     def replay(self, memory: Memory, lattice: Lattice) -> Tensor:
         """See Seq2Seq: the nodes are one long stream per direction, and the lattice says who reads whom."""
@@ -151,21 +178,19 @@ class Decoding(Seq2Seq):
             has_future, weights = (lattice.weights.sum(-1) > 0)[None], lattice.weights[None]
             future = partner(lattice.seen[None].flatten(2, 3))  # rows of a direction's mask: its partner's queries
         view = View(_with_future(own, future), weights, has_future)
-        x = self._decode(lattice.tokens[None], lattice.positions[None], view, self.read_of(memory))
-        return self.log_probs(x)[0]
+        x = self._embed(self.embedded, lattice.tokens[None], lattice.positions[None])
+        return self.log_probs(self._decode(x, view, self.read_of(memory)))[0]
 
     def _decode(
         self,
-        tokens: Tensor,
-        positions: Tensor,
+        x: Tensor,
         view: View,
         memory: TransformerMemory,
         histories: tuple[History, ...] | None = None,
-        step: int = 0,
+        clock: Clock | None = None,
     ) -> Tensor:
-        x = self._embed(self.embedded, tokens, positions)
         for i, layer in enumerate(self.decoder):
-            x = layer(x, view, memory.of_layer(i), histories[i] if histories else None, step)
+            x = layer(x, view, memory.of_layer(i), histories[i] if histories else None, clock)
         return self.decoder_norm(x)
 
     def _embed(self, embedding: Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -182,17 +207,26 @@ class Decoding(Seq2Seq):
         return View(_with_future(readable, readable), words=inputs != PAD)
 
     def _view_of_hypotheses(
-        self, ancestors: Tensor, slots: Tensor, partners: Tensor | None, weights: Tensor | None
+        self, ancestors: Tensor, clock: Clock, partners: Tensor | None, weights: Tensor | None
     ) -> View:
         """Stepwise: a hypothesis reads the slots it descends from, and those its partners descend from."""
-        own = (ancestors[..., None] == slots).flatten(3)  # [B, D, K, N = t * K]
-        if not self.interaction or partners is None:
+        if not self.interaction:
+            partners = weights = None
+        one_each = partners is None or partners.size(-1) == 1
+        few = ancestors.size(1) * ancestors.size(2) <= FEW_ROWS
+        if one_each and few and kernels.usable(ancestors) and self.embedded.weight.dtype != torch.float64:
+            both = (None, None) if partners is None or weights is None else (partners[..., 0], weights[..., 0])
+            return View(None, chains=Chains(ancestors, clock, *both))
+        slots, window = torch.arange(ancestors.size(2), device=ancestors.device), clock.window(ancestors.size(-1))
+        seen = ancestors[..., :window, None] == slots  # [B, D, K, window, K]
+        if clock.taken is None:
+            seen = seen & clock.written(window)[:, None]
+        own = seen.flatten(3)  # [B, D, K, N = window * K]
+        if partners is None or weights is None:
             return View(_with_future(own, None))
-        assert weights is not None
         read = partner(partners).flatten(2)  # [B, D, K * P] slots of a direction that its partner's hypotheses read
         future = own.gather(2, read[..., None].expand(-1, -1, -1, own.size(-1)))
-        has_future = weights.sum(-1) > 0
-        return View(_with_future(own, future), weights if weights.size(-1) > 1 else None, has_future)
+        return View(_with_future(own, future), None if one_each else weights, weights.sum(-1) > 0)
 
 
 class Transformer(Decoding):

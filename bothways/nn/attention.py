@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bothways import kernels
-from bothways.nn.fusion import Fusion
+from bothways.nn.fusion import Fusion, Weighted
 from bothways.nn.layers import Linear
+from bothways.stepwise import Clock, roomier
 
-FEW = 32  # queries of one direction that a step may have for `_attend_by_few`
+FEW = 32  # queries of one source, or of one direction, that a step may have to be served by what is made for few
 
 
 def partner(x: Tensor, dim: int = 1) -> Tensor:
@@ -45,6 +46,19 @@ def _attend_by_few(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Chains:
+    """Which slots the hypotheses of a step descend from, whom they read, and when it is: what a kernel reads of a View.
+
+    An ancestor [b, d, k, t] is the slot that hypothesis k descends from at step t, or -1 where it consumed nothing.
+    """
+
+    ancestors: Tensor  # [B, D, K, room]
+    clock: Clock
+    partners: Tensor | None  # [B, D, K] slots of the other direction; None: nobody reads one
+    shares: Tensor | None  # [B, D, K] zero: no future
+
+
+@dataclass(frozen=True)
 class View:
     """Which query reads which key of the decoder's self-attention; the same for every layer.
 
@@ -57,42 +71,42 @@ class View:
         None  # [B, D, Q, P] how much of each partner's future a query takes; None: all of the only one
     )
     has_future: Tensor | None = None  # [B, D, Q] false where the future branch is skipped; None: nowhere
+    chains: Chains | None = None  # stepwise, for a kernel: it needs nothing else
     words: Tensor | None = (
         None  # [B, D, N] in training, where queries and keys are the same places: mask, but for order
     )
 
 
+@dataclass(frozen=True)
 class History:
-    """Keys and values of every token consumed so far, written in place: [B, D, H, capacity, K, d].
+    """Keys and values of every token consumed so far, written in place: [B, D, H, room, K, d].
 
     Nothing is moved when hypotheses are selected: which slots a hypothesis descends from is kept in a small table of
     its own (`ancestors`), from which the mask is made.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
+    keys: Tensor
+    values: Tensor
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int, int, int], like: Tensor) -> "History":
-        """Room for `shape` = (B, D, H, capacity, K, d)."""
+        """Room for `shape` = (B, D, H, room, K, d)."""
         return cls(like.new_empty(shape), like.new_empty(shape))  # what is not written yet is not read
 
-    def write(self, step: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one token's [B, D, H, K, d]; returns all keys and values so far, [B, D, H, (step + 1) * K, d]."""
-        capacity = self.keys.size(3)
-        if step >= capacity:
-            self.keys, self.values = _grown(self.keys), _grown(self.values)
-        self.keys[:, :, :, step] = k
-        self.values[:, :, :, step] = v
-        return self.keys[:, :, :, : step + 1].flatten(3, 4), self.values[:, :, :, : step + 1].flatten(3, 4)
+    def roomier(self, room: int | None = None) -> "History":
+        """With room for so many steps, or for twice as many."""
+        return History(roomier(self.keys, 3, room), roomier(self.values, 3, room))
+
+    def write(self, clock: Clock, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one token's [B, D, H, K, d]; returns all keys and values so far, [B, D, H, window * K, d]."""
+        clock.put(self.keys, 3, k)
+        clock.put(self.values, 3, v)
+        window = clock.window(self.keys.size(3))
+        return self.keys[:, :, :, :window].flatten(3, 4), self.values[:, :, :, :window].flatten(3, 4)
 
     def keep(self, sentences: Tensor) -> "History":
         """Only these rows of the batch."""
         return History(self.keys[sentences], self.values[sentences])
-
-
-def _grown(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.empty_like(x)], dim=3)
 
 
 class SelfAttention(nn.Module):
@@ -130,20 +144,36 @@ class SynchronousAttention(nn.Module):
         self.output = Linear(width, width)
         self.fusion = fusion
 
-    def forward(self, x: Tensor, view: View, history: History | None = None, step: int = 0) -> Tensor:
+    def forward(self, x: Tensor, view: View, history: History | None = None, clock: Clock | None = None) -> Tensor:
         """[B, D, Q, E] -> [B, D, Q, E]. With a history, Q are the K hypotheses' newest tokens, N all so far."""
         qkv = self.qkv(x)
+        if history is not None and view.chains is not None:
+            return self.output(self._along(view.chains, qkv, history))
         is_training = history is None and (view.mask is None or view.words is not None)
         if is_training and _is_short(qkv, x.size(-1), self.heads, x.size(2)):
             return self.output(self._of_streams(qkv, view.words))
         q, k, v = split_heads(qkv, 3, self.heads)  # [B, D, H, Q, d] each
-        if history is not None:
-            k, v = history.write(step, k, v)
+        if history is not None and clock is not None:
+            k, v = history.write(clock, k, v)
         if self.fusion is None or view.mask is None or view.mask.size(-2) == x.size(-2):
             heads = self._past(q, k, v, view)
         else:
             heads = self._past_and_future(q, k, v, view, self.fusion)
         return self.output(join_heads(heads))
+
+    def _along(self, chains: Chains, qkv: Tensor, history: History) -> Tensor:
+        """What the rest of this class computes for a step, by a kernel that also writes the history."""
+        from bothways.kernels.chains import attend_along
+
+        memory = history.keys, history.values, chains.ancestors, chains.clock.step
+        if self.fusion is None or chains.partners is None or chains.shares is None:
+            return attend_along(qkv, *memory)[0]
+        partners = chains.partners, chains.shares
+        if isinstance(self.fusion, Weighted):
+            return attend_along(qkv, *memory, *partners, self.fusion.name, self.fusion.weight)[0]
+        past, future = attend_along(qkv, *memory, *partners, "apart")
+        fused: Tensor = self.fusion(*split_heads(past, 1, self.heads), *split_heads(future, 1, self.heads))
+        return torch.where((chains.shares > 0)[..., None], join_heads(fused), past)
 
     def _of_streams(self, qkv: Tensor, words: Tensor | None) -> Tensor:
         """Training on a GPU: [R, D, T, 3E] -> [R, D, T, E]."""
@@ -198,6 +228,10 @@ class SourceAttention(nn.Module):
             from bothways.kernels.attention import source_attention
 
             return self.output(source_attention(rows, keys, values, mask.flatten(1)).view(x.shape))
+        if rows.size(1) <= FEW and kernels.usable(rows) and not torch.is_grad_enabled() and rows.dtype != torch.float64:
+            from bothways.kernels.sources import attend_to_source
+
+            return self.output(attend_to_source(rows, keys, values, mask).view(x.shape))
         (q,) = split_heads(rows, 1, self.heads)
         return self.output(join_heads(attend(q, keys, values, mask)).view(x.shape))
 

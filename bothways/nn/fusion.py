@@ -1,5 +1,7 @@
 """How past and future combine, per head and before the output projection: [B, D, H, Q, d] twice -> once."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +28,8 @@ class Fusion(nn.Module):
 class Weighted(Fusion):
     """past + λ · f(future), λ fixed or one learned scalar."""
 
+    name: ClassVar[str]
+
     def __init__(self, weight: float, learned: bool, dropout: float) -> None:
         super().__init__(dropout)
         self.weight: float | nn.Parameter = nn.Parameter(torch.tensor(weight)) if learned else weight
@@ -41,6 +45,8 @@ class Weighted(Fusion):
 class Tanh(Weighted):
     """past + λ · tanh(future), the paper's."""
 
+    name = "tanh"
+
     def forward(self, past: Tensor, future: Tensor) -> Tensor:
         if isinstance(self.weight, float) and kernels.usable(past) and torch.is_grad_enabled():
             from bothways.kernels.fusion import add_tanh
@@ -54,6 +60,8 @@ class Tanh(Weighted):
 
 class Linear(Weighted):
     """past + λ · future."""
+
+    name = "linear"
 
     def squash(self, future: Tensor) -> Tensor:
         return future

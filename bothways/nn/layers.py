@@ -51,6 +51,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "n
         from bothways.kernels.linear import linear as for_training
 
         product = for_training(x, weight, bias)
+    elif then == "relu" and bias is not None and x.is_cuda and not torch.is_grad_enabled():
+        return torch._addmm_activation(bias, x.flatten(0, -2), weight.t()).view(*x.shape[:-1], -1)  # all in one kernel
     else:
         product = F.linear(x, weight, bias)
     return F.relu(product) if then == "relu" else product
@@ -249,6 +251,22 @@ class SubLayer(nn.Module):
         return self.norm(x + F.dropout(h, self.dropout, self.training))
 
 
+class LSTM(nn.LSTM):
+    """One whose weights lie in one piece on a GPU also in bfloat16, which PyTorch sees to in other types only.
+
+    Where they do not, cuDNN copies them together at every call, and PyTorch warns of it.
+    """
+
+    def flatten_parameters(self) -> None:
+        """See nn.LSTM."""
+        super().flatten_parameters()
+        weights = [w for w in self._flat_weights if w is not None and w.is_cuda and w.dtype == torch.bfloat16]
+        if len(weights) == len(self._flat_weights_names) == 4:
+            sizes = self.input_size, 2, self.hidden_size, 0, self.num_layers, self.batch_first, False  # 2: an LSTM
+            with torch.no_grad():
+                torch._cudnn_rnn_flatten_weight(weights, 4, *sizes)
+
+
 class Cell(nn.Module):
     """One step of an LSTM: gates = W x + b + U [what it recalls], h first among that.
 
@@ -295,6 +313,11 @@ class AdditiveAttention(nn.Module):
 
         Where a query may read no key at all, what it gets is finite and means nothing.
         """
+        one_mask = q.dim() == 3 and bias.size(1) == 1  # for all queries of a source
+        if kernels.usable(q) and not torch.is_grad_enabled() and one_mask and q.dtype != torch.float64:
+            from bothways.kernels.recall import attend_to_source
+
+            return attend_to_source(self.query(q), keys, values, bias, self.v)
         scores = torch.tanh(self.query(q)[..., :, None, :] + keys[..., None, :, :]) @ self.v
         return torch.softmax(scores + bias, dim=-1).to(values.dtype) @ values
 

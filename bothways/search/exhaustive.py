@@ -57,7 +57,7 @@ def naive(distributions: Distributions, limit: int, directions: tuple[Direction,
             tokens = [*tokens[:d], [v for _, _, v, _ in half] + [PAD] * gap, *tokens[d + 1 :]]
             parents = [*parents[:d], [k for _, k, _, _ in half] + [0] * gap, *parents[d + 1 :]]
             chosen = [*chosen[:d], [p for *_, p in half] + [-inf] * gap, *chosen[d + 1 :]]
-        complete = sorted(complete, key=lambda pair: order_key(*pair))
+        complete = sorted(complete, key=lambda pair: order_key(pair[0].score, pair[1]))
         if config.early_stop and _nothing_can_enter(complete, scores, limit, config):
             break
     live = [[score > -inf for score in half] for half in scores]

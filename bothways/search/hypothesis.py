@@ -5,37 +5,24 @@ A dead slot has log-probability -∞.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from bothways.stepwise import Distribution, State
 from bothways.tokens import L2R, Direction, turn
-
-GROUP = 128  # words that `largest` takes the maximum of: about the square root of a usual vocabulary
-
-
-class State(Protocol):
-    """What a model remembers between steps; search only says which hypotheses and which sentences go on."""
-
-    def select(self, origins: Tensor) -> Self:
-        """Slots that go on, [B, D, K]."""
-        ...
-
-    def keep(self, sentences: Tensor) -> Self:
-        """Rows of the batch that go on, [B']."""
-        ...
 
 
 class Step(Protocol):
-    """The model, as search sees it: consume tokens [B, D, K], return log-probabilities [B, D, K, V] of the next ones.
+    """The model, as search sees it: consume tokens [B, D, K], return the distribution [B, D, K, V] of the next ones.
 
     `partners` and `weights` [B, D, K, P] say whose past is each hypothesis' future; None: there is but one direction.
     """
 
     def __call__(
         self, tokens: Tensor, state: State, partners: Tensor | None, weights: Tensor | None, /
-    ) -> tuple[Tensor, State]: ...
+    ) -> tuple[Distribution, State]: ...
 
 
 @dataclass(frozen=True)
@@ -93,39 +80,21 @@ class Found:
     trace: Trace | None = field(default=None, repr=False)
 
 
-def length_norm(length: Tensor | float, penalty: float) -> Tensor | float:
-    """((5 + n) / 6)^α: what a log-probability of n tokens, the end mark among them, is divided by."""
+def length_norm(length: Any, penalty: float) -> Any:
+    """((5 + n) / 6)^α: what a log-probability of n tokens, a number or many, the end mark among them, is divided by."""
     return ((5 + length) / 6) ** penalty
 
 
-def extend(scores: Tensor, log_probs: Tensor, candidates: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The best one-token extensions: [B, D, K] and [B, D, K, V] -> score, origin, token, log-probability, best first.
+def extend(scores: Tensor, own: Tensor, token: Tensor, candidates: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best one-token extensions -> score, origin, token, log-probability, [B, D, candidates] each, best first.
 
     Search asks for 2K, because K of them may end here and K must still go on. No hypothesis can place more than all
-    of them, so each is first cut to its own best; only those are added up, in float64.
+    of them, so each comes cut to its own best: log-probabilities and tokens [B, D, K, n]. They are added in float64.
     """
-    own, token = largest(log_probs, min(candidates, log_probs.size(-1)))  # [B, D, K, n]
     total = (scores[..., None] + own.double()).flatten(-2)
     best, flat = total.sort(dim=-1, descending=True, stable=True)
     best, flat = best[..., :candidates], flat[..., :candidates]
     return best, flat // own.size(-1), token.flatten(-2).gather(-1, flat), own.flatten(-2).gather(-1, flat)
-
-
-def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """What `topk` finds on the last axis, in a third of the time: values and indices, [..., V] -> twice [..., count].
-
-    None of them needs to lie outside the `count` groups with the largest maxima, so only these are searched, and the
-    last few that fill no group.
-    """
-    whole = x.size(-1) // GROUP * GROUP
-    if whole < count * GROUP:
-        return x.topk(count, dim=-1)
-    best = x[..., :whole].unflatten(-1, (-1, GROUP)).amax(-1).topk(count, dim=-1).indices
-    index = torch.arange(x.size(-1), device=x.device)
-    members = (best[..., None] * GROUP + index[:GROUP]).flatten(-2)
-    places = torch.cat([members, index[whole:].expand(*x.shape[:-1], -1)], dim=-1)
-    values, chosen = x.gather(-1, places).topk(count, dim=-1)
-    return values, places.gather(-1, chosen)
 
 
 def first_ones(key: Tensor, count: int) -> Tensor:
@@ -153,12 +122,12 @@ def partners_of(scores: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
     return partners[..., None], some_alive[..., None].double()
 
 
-def order_key(hypothesis: Hypothesis, end: End) -> tuple[float, int, int, int]:
+def order_key(score: float, end: End) -> tuple[float, int, int, int]:
     """Best first; ties: earlier step, then l2r, then lower slot."""
-    return (-hypothesis.score, end.step, int(hypothesis.direction), end.slot)
+    return (-score, end.step, int(end.direction), end.slot)
 
 
 __all__ = [
     "L2R", "Direction", "End", "Found", "Hypothesis", "State", "Step", "Trace", "TraceStep",
-    "extend", "first_ones", "largest", "length_norm", "order_key", "partners_of",
+    "extend", "first_ones", "length_norm", "order_key", "partners_of",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from bothways.models.interface import Lattice
 from bothways.models.transformer import Transformer
 from bothways.nn.attention import History, SelfAttention, SourceAttention, SynchronousAttention, View
 from bothways.nn.fusion import Fusion, Gate, Linear, Tanh
+from bothways.stepwise import Clock
 from bothways.tokens import FIRST_PREDICTED, PAD
 
 Array = NDArray[np.float64]
@@ -307,12 +308,15 @@ def test_history_grows_and_keeps_every_slot() -> None:
     """Three steps in room for one: nothing is lost when the buffer doubles, and `keep` takes whole sentences."""
     B, D, H, K, d = 2, 2, 1, 2, 3
     history = History.empty((B, D, H, 1, K, d), torch.zeros(0))
-    written = torch.randn(3, B, D, H, K, d)
+    written, clock = torch.randn(3, B, D, H, K, d), Clock.start(torch.device("cpu"))
     for step in range(3):
-        keys, values = history.write(step, written[step], -written[step])
+        if clock.is_full(history.keys.size(3)):
+            history = history.roomier(2 * step)
+        keys, values = history.write(clock, written[step], -written[step])
+        clock = clock.ticked()
     assert torch.equal(keys, torch.cat(list(written), dim=3))
     assert torch.equal(values, -keys)
-    kept, _ = history.keep(torch.tensor([1])).write(3, written[0, 1:], written[0, 1:])
+    kept, _ = history.keep(torch.tensor([1])).write(clock, written[0, 1:], written[0, 1:])
     assert torch.equal(kept, torch.cat([keys[1:], written[0, 1:]], dim=3))
 
 
@@ -412,7 +416,8 @@ def test_a_decoder_step_follows_the_equations(meeting: dict[str, Any], mixed: bo
                 for slot, w in zip(partners[b, d, k].tolist(), weights[b, d, k].tolist(), strict=True)
                 if w > 0
             ]
-        found, state = model.step(tokens, state, partners, weights)
+        following, state = model.step(tokens, state, partners, weights)
+        found = following.log_probs()
         for b in range(B):
             expected = torch.tensor(Reference(model).log_probs(sources[b].tolist(), nodes[b]))
             for (row, d, k), n in newest.items():

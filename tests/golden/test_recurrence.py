@@ -290,7 +290,8 @@ def test_a_step_follows_the_equations(span: str, mixed: bool) -> None:
                 (w, reached(nodes[b], chains[b][1 - d][slot], step, span))
                 for slot, w in zip(partners[b, d, k].tolist(), weights[b, d, k].tolist(), strict=True)
             ]
-        found, state = model.step(tokens, state, partners, weights)
+        following, state = model.step(tokens, state, partners, weights)
+        found = following.log_probs()
         for b in range(B):
             expected = torch.tensor(Reference(model).log_probs(sources[b].tolist(), nodes[b]))
             for (row, d, k), n in newest.items():

@@ -59,8 +59,8 @@ def stepwise(model: Seq2Seq, memory: Any, inputs: torch.Tensor) -> torch.Tensor:
     """[B, D, T, V]: the same streams, a token at a time."""
     state, out = model.start(memory, inputs.size(1), 1), []
     for t in range(inputs.size(-1)):
-        log_probs, state = model.step(inputs[..., t, None], state)
-        out.append(log_probs.squeeze(2))
+        following, state = model.step(inputs[..., t, None], state)
+        out.append(following.log_probs().squeeze(2))
     return torch.stack(out, dim=2)
 
 

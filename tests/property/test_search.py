@@ -35,7 +35,6 @@ from toy import (
 
 from bothways.config import SearchConfig
 from bothways.models.interface import Lattice, Seq2Seq
-from bothways.search.beam import Beam
 from bothways.search.exhaustive import lattice
 from bothways.search.hypothesis import Found, Hypothesis, Trace
 from bothways.tokens import END, L2R, PAD, R2L, TAG_L2R, TAG_R2L, Direction
@@ -117,7 +116,7 @@ def test_how_often_search_looks_changes_nothing(monkeypatch: pytest.MonkeyPatch)
         limits = [2, 9, 5, 1, 7]
         expected = decode(model, sources, limits, config)
         with monkeypatch.context() as patched:
-            patched.setattr(Beam, "is_time_to_look", lambda self: self.step % 8 == 0)
+            patched.setattr("bothways.search.beam.steps_between_looks", lambda _: 8)
             found = decode(model, sources, limits, config)
         for a, b in zip(found, expected, strict=True):
             assert difference(a, b) == ""
@@ -241,8 +240,8 @@ def consume(model: Seq2Seq, state: Any, seed: int, shape: tuple[int, int, int], 
     for _ in range(steps):
         tokens = torch.randint(END + 1, 9, shape, generator=generator)
         partners = torch.randint(shape[-1], (*shape, 1), generator=generator)
-        log_probs, state = model.step(tokens, state, partners, torch.ones(partners.shape))
-    return log_probs, state
+        following, state = model.step(tokens, state, partners, torch.ones(partners.shape))
+    return following.log_probs(), state
 
 
 @forms
@@ -271,9 +270,10 @@ def test_selecting_copies_hypotheses(family: Family, meeting: dict[str, Any]) ->
     with torch.inference_mode():
         _, state = consume(model, model.start(model.encode(source), 2, 3), 1, (2, 2, 3))
         state = state.select(torch.full((2, 2, 3), 1))
-        log_probs, _ = model.step(
+        following, _ = model.step(
             torch.full((2, 2, 3), 5), state, torch.zeros(2, 2, 3, 1, dtype=torch.long), torch.ones(2, 2, 3, 1)
         )
+        log_probs = following.log_probs()
     torch.testing.assert_close(log_probs[:, :, 1:], log_probs[:, :, :1].expand(-1, -1, 2, -1))
 
 
@@ -294,8 +294,8 @@ def test_keeping_sentences_is_decoding_only_those(family: Family, meeting: dict[
                     state = state.keep(rows)
                 small = kept_first or step >= 2
                 tokens, partners = (tokens[rows], partners[rows]) if small else (tokens, partners)
-                log_probs, state = model.step(tokens, state, partners[..., None], torch.ones(*partners.shape, 1))
-        results.append(log_probs)
+                following, state = model.step(tokens, state, partners[..., None], torch.ones(*partners.shape, 1))
+            results.append(following.log_probs())
     torch.testing.assert_close(results[0], results[1])
 
 

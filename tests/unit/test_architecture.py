@@ -17,9 +17,9 @@ MAY_IMPORT = {
     "text": {"errors", "tokens"},
     "data": {"errors", "config", "tokens", "text"},
     "kernels": {"tokens"},
-    "nn": {"errors", "config", "tokens", "kernels"},
-    "models": {"errors", "config", "tokens", "nn", "kernels"},
-    "search": {"errors", "config", "tokens", "kernels"},
+    "nn": {"errors", "config", "tokens", "kernels", "stepwise"},
+    "models": {"errors", "config", "tokens", "nn", "kernels", "stepwise"},
+    "search": {"errors", "config", "tokens", "kernels", "stepwise"},
     "train": {"errors", "config", "tokens", "data", "models", "nn", "kernels"},
     "evaluate": {"errors", "tokens"},
 }

@@ -63,7 +63,7 @@ def test_it_is_the_mean_of_the_members_log_probabilities() -> None:
                 inputs[..., t, None], state, torch.zeros(2, 2, 1, 1, dtype=torch.long), torch.ones(2, 2, 1, 1)
             )
             real = (inputs[..., t] != 0) & (inputs[..., t].flip(1) != 0)
-            torch.testing.assert_close(step.squeeze(2)[real], expected[..., t, :][real])
+            torch.testing.assert_close(step.log_probs().squeeze(2)[real], expected[..., t, :][real])
     config = settings(nbest=4)
     together = search(both, sources, 5, config)
     for found, source in zip(together, sources, strict=True):

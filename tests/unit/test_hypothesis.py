@@ -9,18 +9,17 @@ from toy import Futures, Script
 
 from bothways.errors import SearchError
 from bothways.search.hypothesis import (
-    GROUP,
     End,
     Found,
     Hypothesis,
     TraceStep,
     extend,
     first_ones,
-    largest,
     length_norm,
     order_key,
     partners_of,
 )
+from bothways.stepwise import GROUP, largest
 from bothways.tokens import END, L2R, R2L, Direction
 
 A, B, C = 5, 6, 7
@@ -45,10 +44,15 @@ def test_length_norm(length: int, penalty: float, expected: float) -> None:
     assert length_norm(torch.tensor([float(length)]), penalty) == pytest.approx(expected)
 
 
+def extended(scores: torch.Tensor, log_probs: torch.Tensor, candidates: int) -> tuple[torch.Tensor, ...]:
+    """From all words, of which each slot's own best are taken."""
+    return extend(scores, *largest(log_probs, min(candidates, log_probs.size(-1))), candidates)
+
+
 def test_extend_takes_the_best_of_all_slots() -> None:
     scores = torch.tensor([[[-1.0, -2.0]]], dtype=torch.float64)
     log_probs = torch.tensor([[[[-4.0, -0.5, -3.0], [-0.25, -9.0, -0.75]]]])
-    best, origin, token, log_prob = (x[0, 0].tolist() for x in extend(scores, log_probs, 4))
+    best, origin, token, log_prob = (x[0, 0].tolist() for x in extended(scores, log_probs, 4))
     assert best == [-1.5, -2.25, -2.75, -4.0]
     assert (origin, token) == ([0, 1, 1, 0], [1, 0, 2, 2])
     assert log_prob == [-0.5, -0.25, -0.75, -3.0]
@@ -73,21 +77,21 @@ def test_largest_finds_what_topk_finds(size: int, distinct: int, count: int) -> 
 def test_extend_lets_one_slot_place_all() -> None:
     scores = torch.tensor([[[0.0, -50.0]]], dtype=torch.float64)
     log_probs = torch.log_softmax(torch.arange(8.0), 0).expand(1, 1, 2, 8)
-    _, origin, token, _ = extend(scores, log_probs, 4)
+    _, origin, token, _ = extended(scores, log_probs, 4)
     assert (origin.flatten().tolist(), token.flatten().tolist()) == ([0] * 4, [7, 6, 5, 4])
 
 
 def test_extend_adds_in_float64() -> None:
     """In float32 the second would be lost in the first: -1e5 + -1e-4 = -1e5."""
     scores = torch.tensor([[[-1e5]]], dtype=torch.float64)
-    best, *_ = extend(scores, torch.tensor([[[[-2e-4, -1e-4]]]]), 2)
+    best, *_ = extended(scores, torch.tensor([[[[-2e-4, -1e-4]]]]), 2)
     assert best.dtype is torch.float64
     assert (best.flatten() + 1e5).tolist() == pytest.approx([-1e-4, -2e-4], rel=1e-3)
 
 
 def test_extend_never_prefers_a_dead_slot() -> None:
     scores = torch.tensor([[[-1.0, -inf]]], dtype=torch.float64)
-    best, origin, *_ = extend(scores, torch.zeros(1, 1, 2, 3), 4)
+    best, origin, *_ = extended(scores, torch.zeros(1, 1, 2, 3), 4)
     assert best.flatten().tolist() == [-1.0, -1.0, -1.0, -inf]
     assert origin.flatten().tolist()[:3] == [0, 0, 0]
 
@@ -131,7 +135,7 @@ def test_mixing_stands_small_probabilities() -> None:
 def test_order_of_ties() -> None:
     """Better score, then earlier step, then l2r, then lower slot."""
     rows = [(-1.0, 5, R2L, 3), (-2.0, 1, R2L, 1), (-2.0, 2, L2R, 1), (-2.0, 2, R2L, 0), (-2.0, 2, R2L, 1)]
-    pairs = [(Hypothesis([], [], score, d, False), End(step, d, slot, 0.0)) for score, step, d, slot in rows]
+    pairs = [(score, End(step, d, slot, 0.0)) for score, step, d, slot in rows]
     assert sorted(reversed(pairs), key=lambda pair: order_key(*pair)) == pairs
 
 

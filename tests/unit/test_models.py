@@ -28,8 +28,8 @@ def stepwise(model: Seq2Seq, source: torch.Tensor, inputs: torch.Tensor, interac
         partners, weights = torch.zeros(B, D, 1, 1, dtype=torch.long), torch.ones(B, D, 1, 1)
         for t in range(T):
             met = (partners, weights) if interaction else ()
-            log_probs, state = model.step(inputs[..., t, None], state, *met)
-            out.append(log_probs.squeeze(2))
+            following, state = model.step(inputs[..., t, None], state, *met)
+            out.append(following.log_probs().squeeze(2))
     return torch.stack(out, dim=2)
 
 
@@ -78,11 +78,11 @@ def test_weights_of_zero_read_no_future(family: Family, meeting: dict[str, Any])
             state, expected = model.start(model.encode(source), 2, 2), apart(source, inputs)
             for t in range(inputs.size(-1)):
                 tokens = inputs[..., t, None].expand(-1, -1, 2)
-                log_probs, state = model.step(
+                following, state = model.step(
                     tokens, state, torch.zeros(4, 2, 2, P, dtype=torch.long), torch.zeros(4, 2, 2, P)
                 )
                 for k in range(2):
-                    torch.testing.assert_close(log_probs[:, :, k], expected[:, :, t], atol=1e-5, rtol=0)
+                    torch.testing.assert_close(following.log_probs()[:, :, k], expected[:, :, t], atol=1e-5, rtol=0)
 
 
 @forms
@@ -139,7 +139,7 @@ def test_tags_and_padding_are_never_predicted(system: str) -> None:
     source, inputs = pad(toy_sources(5, 2)), streams(5, [(2, 2), (1, 2)])
     with torch.inference_mode():
         step, _ = model.step(inputs[..., :1], model.start(model.encode(source), 2, 1))
-        for log_probs in (model(source, inputs), step):
+        for log_probs in (model(source, inputs), step.log_probs()):
             assert (log_probs[..., :FIRST_PREDICTED] == -torch.inf).all()
             torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(log_probs.shape[:-1]))
         assert model.half().log_probs(torch.ones(1, model.output_weight.size(1)).half()).dtype is torch.float32
