@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 from bothways.kernels import additive
 from bothways.kernels.additive import Attention, Gradients, Place
 from bothways.kernels.stack import Dropout
-from bothways.models import rnn
 from bothways.models.rnn import RNN, RNNMemory, _FutureOfStreams
 from bothways.nn.attention import partner
 from bothways.nn.layers import AdditiveAttention, bias_of
@@ -65,7 +64,7 @@ def passed(
     model: RNN, memory: RNNMemory, inputs: Tensor, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Outputs, and the gradients of everything that went into them."""
-    monkeypatch.setattr(rnn, "usable", lambda x: at_once)
+    monkeypatch.setattr("bothways.kernels.usable", lambda x: at_once)
     leaves = {name: getattr(memory, name).detach().requires_grad_() for name in ("encoded", "keys", "begin")}
     memory = RNNMemory(leaves["encoded"], leaves["keys"], memory.bias, leaves["begin"])
     model.zero_grad()
@@ -129,7 +128,7 @@ def test_both_passes_of_abd_are_their_positions_one_by_one(decoded: bool, monkey
     inputs = streams(3, [[4, 3], [1, 2], [3, 1]]).to(DEVICE)[:, : 2 if decoded else 1]
     found = []
     for at_once in (True, False):
-        monkeypatch.setattr(rnn, "usable", lambda x, now=at_once: now)
+        monkeypatch.setattr("bothways.kernels.usable", lambda x, now=at_once: now)
         model.zero_grad()
         out = model.hidden(model.encode(sources), inputs)
         (out * torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).sin()).sum().backward()
