@@ -6,6 +6,7 @@ machine that slows down slows all of them; only figures of one run are to be com
 models put out 30 tokens in each of them.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -79,6 +80,7 @@ def run(
         contenders += [_ours(system, work) for system in systems]
         contenders += [one for peer in peers for one in PEERS[peer](random_transformer(shape), work)]
     _must_have_one_size(contenders)
+    gc.freeze()  # as `bothways decode` does: the collector need not walk through all that is loaded again and again
     rows = []
     for batch in batches:
         sources = _sources(_at_once(batch, device))

@@ -513,7 +513,7 @@ def encode(
 
 def recorder_of(model: Seq2Seq, device: torch.device) -> Recorder | None:
     """What records a model's steps, on a GPU; it is kept with the model, which lets go of it when it must."""
-    if device.type != "cuda":
+    if device.type != "cuda" or model.training:  # then a step has dropout, which none that is recorded has
         return None
     recorder: Recorder = model.__dict__.setdefault("recorder", Recorder())
     return recorder

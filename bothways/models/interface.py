@@ -105,6 +105,7 @@ class Seq2Seq(nn.Module):
         """Let go of recorded steps, if there are any: they take memory, and know where the weights lie."""
         return self.__dict__.pop("recorder", None) is not None
 
+    # Training changes weights where they lie, and goes on decoding with what was recorded before.
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         self.forget_recorded()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -112,7 +113,6 @@ class Seq2Seq(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Learn, or decode (see `eval`): only then may weights be packed for it."""
         super().train(mode)
-        self.forget_recorded()
         pack_when_used(self, wanted=not mode)
         if self.int8 and not mode:
             self.output_weight.__dict__["packed"] = Packed(int8=True)

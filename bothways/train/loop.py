@@ -191,7 +191,8 @@ class Trainer:
                 loss, likelihood = self._gradients(batches, total)
                 break
             except torch.OutOfMemoryError:
-                self._split_further(update)
+                if not self.model.forget_recorded():  # steps of decoding, for validation
+                    self._split_further(update)
         self._step(loss, likelihood, update.index, total)
         self.tokens_since += total
         self.progress.loss_tokens += total

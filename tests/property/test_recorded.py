@@ -201,3 +201,13 @@ def test_every_tensor_is_found_and_nothing_else_changes() -> None:
     doubled = changed(state, lambda x: torch.cat([x.flatten(), x.flatten()]))
     assert doubled.clock.taken == 0 and type(doubled) is type(state)  # type: ignore[attr-defined]
     assert doubled.ancestors.dim() == 1 and state.ancestors.dim() == 4  # type: ignore[attr-defined]
+
+
+def test_recordings_outlive_training_but_not_a_move() -> None:
+    """Training changes weights in place, and validates again and again; what is moved or cast lies elsewhere."""
+    model, gpu = toy_model(), torch.device("cuda")
+    recorder = translator.recorder_of(model, gpu)
+    assert recorder is not None and translator.recorder_of(model, CPU) is None
+    assert translator.recorder_of(model.train(), gpu) is None  # dropout
+    assert translator.recorder_of(model.eval(), gpu) is recorder
+    assert translator.recorder_of(model.double(), gpu) is not recorder
