@@ -97,6 +97,7 @@ def run(
             spread = (max(seconds) - min(seconds)) / median
             labels = contender.peer, contender.system, shape, device, contender.dtype, batch, beam
             rows.append(Row(*labels, len(sources) / median, spread))
+    gc.unfreeze()
     return rows
 
 

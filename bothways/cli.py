@@ -3,6 +3,7 @@
 Progress and messages go to stderr, results to stdout. What a person can mend is said in one line, with exit status 2.
 """
 
+import atexit
 import errno
 import gc
 import json
@@ -272,6 +273,7 @@ def decode(
         return
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
     gc.freeze()  # what is loaded stays: to walk through it at every collection takes a tenth of a second
+    atexit.register(gc.unfreeze)
     if score is None and future is not None and not (translator.rescores or candidates):
         raise ConfigError(f"--future belongs to --score FILE, --rerank self or --candidates, got {future!r} without")
     with _reading(source) as lines, _writing(output) as out:
