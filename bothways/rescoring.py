@@ -56,7 +56,7 @@ def force_rows(
     labels = np.concatenate([[*given.tokens, END] for _, given in wanted]).astype(np.int64)
     hidden, label = hidden[torch.from_numpy(places).to(device)], torch.from_numpy(labels).to(device)
     parts = zip(hidden.split(POSITIONS), label.split(POSITIONS), strict=True)
-    found = torch.cat([model.log_probs(x).gather(-1, y[:, None]).squeeze(-1) for x, y in parts]).double().tolist()
+    found = torch.cat([model.following(x).of(y) for x, y in parts]).double().tolist()
     ends = list(accumulate(len(given.tokens) + 1 for _, given in wanted))
     each: Iterator[list[float]] = (found[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
     return [[next(each) for _ in row] for row in rows]

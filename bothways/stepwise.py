@@ -39,6 +39,15 @@ class Distribution:
         in_place = not torch.is_grad_enabled() and logits.dtype == precise
         return torch.log_softmax(logits, dim=-1, dtype=precise, out=logits if in_place else None)
 
+    def of(self, tokens: Tensor) -> Tensor:
+        """The log-probability of one token each, [...]."""
+        if kernels.usable(self.logits) and self.logits.dtype != torch.float64 and not self.is_normalized:
+            from bothways.kernels.cross_entropy import cross_entropy_
+
+            rows, ones = self.logits.flatten(0, -2), torch.ones(tokens.numel(), device=tokens.device)
+            return -cross_entropy_(rows, tokens.flatten(), ones, 0.0, self.first, False)[1].view(tokens.shape)
+        return self.log_probs().gather(-1, tokens[..., None]).squeeze(-1)
+
     def largest(self, count: int) -> tuple[Tensor, Tensor]:
         """The most probable tokens, best first: log-probabilities and tokens, twice [..., count]."""
         kernel = kernels.usable(self.logits) and self.logits.dtype != torch.float64 and count <= FEW

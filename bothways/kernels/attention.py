@@ -1,4 +1,4 @@
-"""Attention over short texts, for training: one program holds all keys of a row and head, and no mask is ever made.
+"""Attention over short texts as wholes: one program holds all keys of a row and head, and no mask is ever made.
 
 Queries, keys and values are read where the projections left them, and the gradients are written to where those of the
 projections are expected. What a query may read is said by one row of words for each text (`readable`) and, for a

@@ -95,10 +95,11 @@ class Ensemble(Seq2Seq):
         pairs = zip(self.members, memory.parts, strict=True)
         return torch.cat([model.hidden(part, inputs) for model, part in pairs], dim=-1)
 
-    def log_probs(self, hidden: Tensor) -> Tensor:
+    def following(self, hidden: Tensor) -> Distribution:
         """See Seq2Seq."""
         parts = hidden.split([model.output_weight.size(1) for model in self.members], dim=-1)
-        return _mean([model.log_probs(part) for model, part in zip(self.members, parts, strict=True)])
+        said = [model.log_probs(part) for model, part in zip(self.members, parts, strict=True)]
+        return Distribution(_mean(said), is_normalized=True)
 
     def start(self, memory: Memory, directions: int, hypotheses: int) -> EnsembleState:
         """See Seq2Seq."""

@@ -73,7 +73,7 @@ class View:
     has_future: Tensor | None = None  # [B, D, Q] false where the future branch is skipped; None: nowhere
     chains: Chains | None = None  # stepwise, for a kernel: it needs nothing else
     words: Tensor | None = (
-        None  # [B, D, N] in training, where queries and keys are the same places: mask, but for order
+        None  # [B, D, N] of whole texts, whose queries and keys are the same places: mask, but for order
     )
 
 
@@ -149,8 +149,8 @@ class SynchronousAttention(nn.Module):
         qkv = self.qkv(x)
         if history is not None and view.chains is not None:
             return self.output(self._along(view.chains, qkv, history))
-        is_training = history is None and (view.mask is None or view.words is not None)
-        if is_training and _is_short(qkv, x.size(-1), self.heads, x.size(2)):
+        is_whole = history is None and (view.mask is None or view.words is not None)
+        if is_whole and _is_short(qkv, x.size(-1), self.heads, x.size(2)):
             return self.output(self._of_streams(qkv, view.words))
         q, k, v = split_heads(qkv, 3, self.heads)  # [B, D, H, Q, d] each
         if history is not None and clock is not None:
@@ -176,7 +176,7 @@ class SynchronousAttention(nn.Module):
         return torch.where((chains.shares > 0)[..., None], join_heads(fused), past)
 
     def _of_streams(self, qkv: Tensor, words: Tensor | None) -> Tensor:
-        """Training on a GPU: [R, D, T, 3E] -> [R, D, T, E]."""
+        """Whole texts on a GPU: [R, D, T, 3E] -> [R, D, T, E]."""
         from bothways.kernels.attention import self_attention
 
         rows = qkv.flatten(0, 1)
@@ -224,21 +224,21 @@ class SourceAttention(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """[R, D, Q, E] over sources [B, H, S, d], where each source is read by R / B rows in turn."""
         rows = self.query(x).view(keys.size(0), -1, x.size(-1))  # all of a source
-        if _is_short(rows, x.size(-1), self.heads, keys.size(2)):
-            from bothways.kernels.attention import source_attention
-
-            return self.output(source_attention(rows, keys, values, mask.flatten(1)).view(x.shape))
         if rows.size(1) <= FEW and kernels.usable(rows) and not torch.is_grad_enabled() and rows.dtype != torch.float64:
             from bothways.kernels.sources import attend_to_source
 
             return self.output(attend_to_source(rows, keys, values, mask).view(x.shape))
+        if _is_short(rows, x.size(-1), self.heads, keys.size(2)):
+            from bothways.kernels.attention import source_attention
+
+            return self.output(source_attention(rows, keys, values, mask.flatten(1)).view(x.shape))
         (q,) = split_heads(rows, 1, self.heads)
         return self.output(join_heads(attend(q, keys, values, mask)).view(x.shape))
 
 
 def _is_short(x: Tensor, width: int, heads: int, keys: int) -> bool:
-    """Whether the kernels for training can attend: on a GPU, over short texts."""
-    if not (kernels.usable(x) and torch.is_grad_enabled()):
+    """Whether the kernels for whole texts can attend: on a GPU, over short ones."""
+    if not kernels.usable(x) or x.dtype == torch.float64:
         return False
     from bothways.kernels.attention import fits
 

@@ -47,3 +47,19 @@ def test_training_with_kernels_is_training_without(system: str, norm: str, monke
         torch.testing.assert_close(
             found[1][name], one, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize("system", ["transformer-l2r", "bift", "abd-transformer"])
+def test_texts_that_are_scored_with_kernels_have_the_same_scores(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"width": 32, "heads": 2, "feed_forward": 64}
+    model, batch = (
+        toy_model(system, seed=3, vocabulary=40, **shape).to(DEVICE),
+        batch_of(system).to(torch.device(DEVICE)),
+    )
+    found = []
+    for taken in (False, True):
+        monkeypatch.setattr(kernels, "usable", lambda x, taken=taken: taken)
+        with torch.no_grad():
+            hidden = model.hidden(model.encode(batch.source), batch.inputs)
+            found.append(model.following(hidden).of(batch.inputs.clamp(min=END))[batch.inputs != PAD])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)

@@ -66,3 +66,18 @@ def test_room_doubles_and_keeps_what_is_there() -> None:
     assert torch.equal(roomier(torch.arange(40).view(2, 20), 1)[:, :20], torch.arange(40).view(2, 20))
     assert roomier(torch.arange(40).view(2, 20), 1).shape == (2, 40)
     assert roomier(x, 1, 5).shape == (2, 5) and roomier(x, 1, 2) is x
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_one_token_each_is_what_all_of_them_say(
+    by_kernel: bool, is_normalized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_kernel:
+        pytest.importorskip("triton")
+        monkeypatch.setattr("bothways.kernels.usable", lambda _: True)
+    log_probs = Distribution(logits()).log_probs()
+    tokens = torch.tensor([[END, 17, 299], [128, END, 4 + END]])
+    one = Distribution(log_probs.clone(), is_normalized=True) if is_normalized else Distribution(logits())
+    expected = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
+    torch.testing.assert_close(one.of(tokens), expected, atol=1e-6, rtol=1e-6)
