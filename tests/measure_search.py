@@ -98,6 +98,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_num_threads(1)  # the naive search is of tiny products: more threads would wait for each other
     wrong = 0
     for system, direction in (("transformer-l2r", "l2r"), ("bift", "both")):
         for greedy in (True, False):
