@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from bothways import kernels
 from bothways.config import SearchConfig, changed
 from bothways.errors import DataError, SearchError
 from bothways.models.ensemble import Panel
@@ -116,6 +117,8 @@ class Translator:
         run = Run.open(folder)
         config = changed(run.config, search=search_options).search
         model = run.model(checkpoint, say).to(device)
+        if torch.device(device).type == "cuda" and (reason := kernels.why_not(torch.device(device))):
+            say(f"decoding without kernels, which is slower: {reason}")
         return cls(run, model if precision == "float32" else model.in_precision(precision), config, device)
 
     @property

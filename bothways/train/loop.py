@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from bothways import kernels
 from bothways.config import TrainConfig
 from bothways.data.batch import Batch, Builder
 from bothways.data.sampler import Sampler, Update
@@ -121,6 +122,8 @@ class Trainer:
                     f"{self.sampler.left_out} training pairs of more than {config.max_length} tokens are left out "
                     "(train.max_length)"
                 )
+            if self.device.type == "cuda" and (reason := kernels.why_not(self.device)):
+                self.report.say(f"training without kernels, which is slower: {reason}")
             if progress.update:
                 self.report.say(f"going on after update {progress.update}")
             self.objective.train()
