@@ -14,12 +14,17 @@ from torch import Tensor
 
 LONGEST = 128  # keys
 WIDTHS = (16, 32, 64, 128)  # of a head
+# Keys times width of a head, by the bytes of a number: what backward passes need of them fits into 99 KiB of a
+# multiprocessor's shared memory, the least that GPUs since compute capability 8.0 have for one program.
+LARGEST = {2: 8192, 4: 2048}
 QUERIES = 64  # that a program holds at a time
 
 
-def fits(width: int, heads: int, keys: int) -> bool:
-    """Whether the kernels can do it."""
-    return keys <= LONGEST and width // heads in WIDTHS and width % heads == 0
+def fits(x: Tensor, width: int, heads: int, keys: int) -> bool:
+    """Whether the kernels can do it, for numbers of x's type."""
+    head, most = width // heads, LARGEST.get(x.element_size(), 0)
+    held = max(16, triton.next_power_of_2(keys)) * head
+    return keys <= LONGEST and head in WIDTHS and width % heads == 0 and held <= most
 
 
 def self_attention(qkv: Tensor, heads: int, readable: Tensor | None, causal: bool, partner: bool = False) -> Tensor:

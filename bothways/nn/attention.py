@@ -238,11 +238,11 @@ class SourceAttention(nn.Module):
 
 def _is_short(x: Tensor, width: int, heads: int, keys: int) -> bool:
     """Whether the kernels for whole texts can attend: on a GPU, over short ones."""
-    if not kernels.usable(x) or x.dtype == torch.float64:
+    if not kernels.usable(x):
         return False
     from bothways.kernels.attention import fits
 
-    return fits(width, heads, keys)
+    return fits(x, width, heads, keys)
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from bothways.kernels.attention import self_attention, source_attention
+from bothways.kernels.attention import fits, self_attention, source_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 H = 2
@@ -66,3 +66,22 @@ def test_source_attention_is_the_formula(M: int, S: int) -> None:
     )
     used = torch.ones(B, M, dtype=torch.bool, device=DEVICE)
     agree(source_attention(q, k, v, words), theirs, used, q, kv)
+
+
+@pytest.mark.parametrize(
+    "dtype, width, heads, keys, fit",
+    [
+        (torch.bfloat16, 512, 8, 128, True),
+        (torch.bfloat16, 512, 8, 129, False),
+        (torch.bfloat16, 512, 4, 64, True),
+        (torch.bfloat16, 512, 4, 65, False),  # held as 128
+        (torch.bfloat16, 192, 4, 20, False),  # 48 a head
+        (torch.float32, 512, 8, 32, True),
+        (torch.float32, 512, 8, 33, False),
+        (torch.float64, 64, 4, 5, False),
+    ],
+)
+def test_what_does_not_fit_is_left_to_the_formula(
+    dtype: torch.dtype, width: int, heads: int, keys: int, fit: bool
+) -> None:
+    assert fits(torch.zeros(1, dtype=dtype), width, heads, keys) == fit
