@@ -143,12 +143,43 @@ def measure(job: Job, name: str, seed: int) -> list[Row]:
     command = bothways(
         "train", str(entry.recipe), "--data", str(job.work / "data"), "--output", str(run), *options, "--quiet"
     )
-    return [row for variant in entry.variants for row in chosen_rows(job, name, variant, seed, command)]
+    rows, best = [], {}  # of each way to decode: the checkpoint with its score, whatever is tuned afterwards
+    for variant in entry.variants:
+        search = usual_search(variant)
+        if search["rerank"] not in best:
+            best[search["rerank"]] = best_checkpoint(job, run, search)
+        rows += chosen_rows(job, name, variant, seed, command, search, *best[search["rerank"]])
+    return rows
 
 
-def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> list[Row]:
-    """A row for each test set, decoded with what was best on the validation set."""
+def usual_search(variant: str) -> dict[str, Any]:
+    """How a variant decodes before anything is tuned."""
     from bothways.config import SearchConfig
+
+    usual = SearchConfig()
+    search = {"rerank": "self" if SELF in variant else "none", "batch_sentences": 256}
+    return search | {"length_penalty": usual.length_penalty, "rerank_weight": usual.rerank_weight}
+
+
+def best_checkpoint(job: Job, run: Path, search: dict[str, Any]) -> tuple[str, float]:
+    """The one that the validation set is decoded best with, and its BLEU."""
+    from bothways.data.corpus import Prepared
+    from bothways.evaluate.scores import score
+    from bothways.translator import Translator
+
+    valid, found = Prepared.open(job.work / "data").valid[job.valid], {}
+    for checkpoint in checkpoints_of(run, job.average):
+        translator = Translator.open(run, checkpoint=checkpoint, **search)
+        texts = [result.text for result in translator.translate(valid.source_lines())]
+        found[checkpoint] = score(texts, valid.references(), ["bleu"])[0].score
+    best = max(found, key=found.__getitem__)
+    return best, found[best]
+
+
+def chosen_rows(
+    job: Job, name: str, variant: str, seed: int, command: str, search: dict[str, Any], checkpoint: str, valid: float
+) -> list[Row]:
+    """A row for each test set, decoded with what was best on the validation set."""
     from bothways.data.corpus import Prepared
     from bothways.evaluate.scores import score
     from bothways.text.normalize import as_line
@@ -157,19 +188,12 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
     from bothways.tuning import tune
 
     run, system, prepared = job.run(name, seed), name + variant, Prepared.open(job.work / "data")
-    usual, valid = SearchConfig(), prepared.valid[job.valid]
-    search: dict[str, Any] = {"rerank": "self" if SELF in variant else "none", "batch_sentences": 256}
-    search |= {"length_penalty": usual.length_penalty, "rerank_weight": usual.rerank_weight}
-    found = {}
-    for checkpoint in checkpoints_of(run, job.average):
-        translator = Translator.open(run, checkpoint=checkpoint, **search)
-        texts = [result.text for result in translator.translate(valid.source_lines())]
-        found[checkpoint] = score(texts, valid.references(), ["bleu"])[0].score
-    checkpoint = max(found, key=found.__getitem__)
     if TUNED in variant:
         best = tune(run, job.valid, checkpoint=checkpoint, **search).chosen
-        found[checkpoint] = best.score
-        search |= {"length_penalty": search["length_penalty"], "rerank_weight": best.rerank_weight}
+        valid, search = (
+            best.score,
+            {**search, "length_penalty": best.length_penalty, "rerank_weight": best.rerank_weight},
+        )
     translator, rows = Translator.open(run, checkpoint=checkpoint, **search), []
     for test in job.tests:
         sources, references = prepared.test[test].source_lines(), prepared.test[test].references()
@@ -192,7 +216,7 @@ def chosen_rows(job: Job, name: str, variant: str, seed: int, command: str) -> l
                 "updates_total": total(job, name, seed),
                 "loss_tokens": round(progress.get("loss_tokens", 0)),
                 "parameters": translator.model.parameter_count(),
-                "valid_bleu": round(found[checkpoint], 2),
+                "valid_bleu": round(valid, 2),
                 "checkpoint": checkpoint,
                 "length_penalty": search["length_penalty"],
                 "rerank_weight": search["rerank_weight"] if translator.rescores else None,
@@ -256,11 +280,11 @@ def run_all(job: Job, names: Sequence[str], seeds: Sequence[int], jobs: int, min
             print(took, f"after {time.monotonic() - begun:.0f} s", flush=True)
             if process.returncode == 0:
                 waiting[seed].done(name)
-                merge(job, rows)
+                merge(job, rows, [seed])
             else:
                 failed.append(str(job.work / "rows" / f"{name}.{seed}.log"))
         time.sleep(0.2)
-    merge(job, rows)
+    merge(job, rows, seeds)
     return failed
 
 
@@ -301,8 +325,8 @@ def start(job: Job, name: str, seed: int) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([*words, "--one", name, "--seeds", str(seed)], stdout=log, stderr=log)
 
 
-def merge(job: Job, target: Path) -> list[Row]:
-    """All rows there are, in the order of the table; a new row replaces an old one."""
+def merge(job: Job, target: Path, seeds: Sequence[int]) -> list[Row]:
+    """All rows there are, in the order of the table; a new row replaces an old one. p-values anew for these seeds."""
     from bothways.train.checkpoint import write_json
 
     found: dict[tuple[str, int, str], Row] = {}
@@ -314,13 +338,13 @@ def merge(job: Job, target: Path) -> list[Row]:
     last = (len(place), 0)  # what the table no longer names keeps its rows
     rows = sorted(found.values(), key=lambda row: (place.get(row["system"], last), row["seed"], row["test"]))
     if new:
-        significant(job, rows)
+        significant(job, rows, seeds)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, rows)
     return rows
 
 
-def significant(job: Job, rows: list[Row]) -> None:
+def significant(job: Job, rows: list[Row], seeds: Sequence[int]) -> None:
     """To every row whose outputs are here: the p-value of the mean over all test sets beside the base of its seed."""
     from bothways.data.corpus import Prepared
     from bothways.data.files import read_lines
@@ -329,7 +353,7 @@ def significant(job: Job, rows: list[Row]) -> None:
 
     test_sets = Prepared.open(job.work / "data").test
     sets = [as_named(test_sets[test]) for test in job.tests]
-    for seed in sorted({row["seed"] for row in rows}):
+    for seed in seeds:
         here = {}
         for name in dict.fromkeys(row["system"] for row in rows if row["seed"] == seed):
             paths = {test: job.output(name, seed, test) for test in job.tests}
