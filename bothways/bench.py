@@ -188,7 +188,10 @@ def _ours(system: str, work: Work) -> Contender:
     directions = DIRECTIONS["both" if system == "rerank" else SYSTEMS[system].direction]
     for model in models:
         for one in (model, model.first) if isinstance(model, TwoPass) else (model,):
-            (_ends_at if system == "rerank" else _never_ends)(one, work.tokens_out)
+            if system == "rerank":
+                _ends_at(one, work.tokens_out)
+            else:
+                never_ends(one)
     decoder = Panel(models, [(d,) for d in directions]) if system == "rerank" else models[0]
     # A sentence of 29 tokens takes 30 steps: what the last one chooses stands where an end mark would have to.
     settings = SearchConfig(beam=work.beam, greedy=work.beam == 1, max_length=work.tokens_out - 1)
@@ -201,29 +204,30 @@ def _ours(system: str, work: Work) -> Contender:
     return Contender("bothways", system, work.precision, decoder.parameter_count(), decoded)
 
 
-def _never_ends(model: Seq2Seq, step: int) -> None:
+def never_ends(model: Seq2Seq) -> None:
     """The end mark becomes impossible."""
-    go_on = model.step
-
-    def endless(
-        tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
-    ) -> tuple[Distribution, State]:
-        following, state = go_on(tokens, state, partners, weights)
-        return replace(following, first=END + 1), state
-
-    model.step = endless  # type: ignore[method-assign]
+    _change_what_follows(model, lambda following, _: replace(following, first=END + 1))
 
 
 def _ends_at(model: Seq2Seq, step: int) -> None:
     """Every hypothesis ends at this step, and none before it: rescoring asks for complete ones."""
+
+    def ending(following: Distribution, state: State) -> Distribution:
+        is_end = torch.arange(following.logits.size(-1), device=following.logits.device) == END
+        following.logits.masked_fill_(is_end == (state.clock.step < step), -torch.inf)
+        return following
+
+    _change_what_follows(model, ending)
+
+
+def _change_what_follows(model: Seq2Seq, change: Callable[[Distribution, State], Distribution]) -> None:
+    """What every step says of the next token, and the state after it -> what is said instead."""
     go_on = model.step
 
-    def ending(
+    def step(
         tokens: Tensor, state: State, partners: Tensor | None = None, weights: Tensor | None = None
     ) -> tuple[Distribution, State]:
         following, state = go_on(tokens, state, partners, weights)
-        is_end = torch.arange(following.logits.size(-1), device=tokens.device) == END
-        following.logits.masked_fill_(is_end == (state.clock.step < step), -torch.inf)
-        return following, state
+        return change(following, state), state
 
-    model.step = ending  # type: ignore[method-assign]
+    model.step = step  # type: ignore[method-assign]

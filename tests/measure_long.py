@@ -12,7 +12,7 @@ import time
 import torch
 
 from bothways import translator
-from bothways.bench import _never_ends, random_model
+from bothways.bench import never_ends, random_model
 from bothways.config import SearchConfig
 from bothways.tokens import DIRECTIONS, SPECIAL_TOKENS
 
@@ -31,7 +31,7 @@ def decoded(model: torch.nn.Module, sources: list[list[int]], out: int, device: 
 def measure(precision: str, shape: str, length: int, device: torch.device) -> None:
     """One long sentence, twice: on a GPU the first time records."""
     model = random_model("bift", shape).in_precision(precision).to(device)
-    _never_ends(model, 0)
+    never_ends(model)
     sources = [torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (length,)).tolist()]
     for turn in ("first", "second"):
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
@@ -47,7 +47,7 @@ def measure(precision: str, shape: str, length: int, device: torch.device) -> No
 def with_little(shape: str, device: torch.device) -> bool:
     """A batch with all memory, and with less and less; whether all sentences were decoded each time."""
     model = random_model("bift", shape).in_precision("float32").to(device)
-    _never_ends(model, 0)
+    never_ends(model)
     sources = [torch.randint(len(SPECIAL_TOKENS), VOCABULARY, (LENGTH,)).tolist() for _ in range(BATCH)]
     sizes: list[int] = []
     search = translator.search_each

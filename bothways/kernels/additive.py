@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bothways.kernels.pointwise import tanh
+
 AT_ONCE = 8  # keys that a query reads at once; of four times as many, its registers do not hold the gradients
 COLUMNS = 256  # of the width that a warp has: then a sum over keys is each thread's own
 KEYS = 8  # that a program of `gathered` sums; or as many of their readers at once, where there is one key
@@ -26,15 +28,6 @@ class Place:
     data: Tensor
     row: int
     step: int
-
-
-@triton.jit
-def tanh(x, FAST: tl.constexpr):
-    """Within 1e-7; `FAST` within 5e-4 of the result, far below what bfloat16 keeps of it, in one instruction."""
-    if FAST:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)
-    else:
-        return 1 - 2 / (1 + tl.exp(2 * x))
 
 
 @triton.jit(do_not_specialize=["query_row", "key_row", "key_step", "value_row", "value_step", "bias_row", "length"])

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bothways.kernels.additive import tanh
+from bothways.kernels.pointwise import tanh
 
 WARPS = 4
 EPSILON = 1e-5  # nn.LayerNorm's

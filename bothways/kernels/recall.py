@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bothways.kernels.pointwise import tanh
+
 AT_ONCE = 4  # keys of a source
 ALONG = 16  # of a chain
 WARPS = 8  # of a program, where states are wide
@@ -21,8 +23,7 @@ def _weigh(best, total, found, q, weight, keys, values, places, reads, inside, a
     tile = reads[:, None] & inside[None, :]
     key = tl.load(keys + places[:, None] + at[None, :], mask=tile, other=0.0).to(tl.float32)
     value = tl.load(values + places[:, None] + at[None, :], mask=tile, other=0.0).to(tl.float32)
-    tanh = 1 - 2 / (1 + tl.exp(2 * (q[None, :] + key)))
-    scores = tl.where(reads, tl.sum(weight[None, :] * tanh, 1), float("-inf"))
+    scores = tl.where(reads, tl.sum(weight[None, :] * tanh(q[None, :] + key, False), 1), float("-inf"))
     top = tl.maximum(best, tl.max(scores, 0))
     base = tl.where(top == float("-inf"), 0.0, top)  # nothing to read so far
     fade, shares = tl.exp(best - base), tl.exp(scores - base)
