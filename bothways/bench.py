@@ -6,7 +6,6 @@ machine that slows down slows all of them; only figures of one run are to be com
 models put out 30 tokens in each of them.
 """
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from bothways.models.transformer import Transformer
 from bothways.peers import PEERS, Contender, Work
 from bothways.stepwise import Distribution, State
 from bothways.tokens import DIRECTIONS, END, SPECIAL_TOKENS
-from bothways.translator import decode
+from bothways.translator import decode, settle
 
 VOCABULARY = 32_000
 TOKENS_OUT = 30
@@ -80,7 +79,7 @@ def run(
         contenders += [_ours(system, work) for system in systems]
         contenders += [one for peer in peers for one in PEERS[peer](random_transformer(shape), work)]
     _must_have_one_size(contenders)
-    gc.freeze()  # as `bothways decode` does: the collector need not walk through all that is loaded again and again
+    settle()  # as `bothways decode` does
     rows = []
     for batch in batches:
         sources = _sources(_at_once(batch, device))
@@ -97,7 +96,6 @@ def run(
             spread = (max(seconds) - min(seconds)) / median
             labels = contender.peer, contender.system, shape, device, contender.dtype, batch, beam
             rows.append(Row(*labels, len(sources) / median, spread))
-    gc.unfreeze()
     return rows
 
 

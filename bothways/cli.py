@@ -3,9 +3,7 @@
 Progress and messages go to stderr, results to stdout. What a person can mend is said in one line, with exit status 2.
 """
 
-import atexit
 import errno
-import gc
 import json
 import os
 import sys
@@ -240,7 +238,7 @@ def decode(
     """
     from bothways.data.files import read_nbest
     from bothways.decoding import decode_split
-    from bothways.translator import Translator
+    from bothways.translator import Translator, settle
 
     _must_be_one_of("--format", form, ("text", "jsonl"))
     _must_be_one_of("--precision", precision, ("float32", "bfloat16", "int8"))
@@ -272,8 +270,7 @@ def decode(
         )
         return
     translator = Translator.open(run, checkpoint=checkpoint, device=device, precision=precision, say=say, **options)
-    gc.freeze()  # what is loaded stays: to walk through it at every collection takes a tenth of a second
-    atexit.register(gc.unfreeze)
+    settle()
     if score is None and future is not None and not (translator.rescores or candidates):
         raise ConfigError(f"--future belongs to --score FILE, --rerank self or --candidates, got {future!r} without")
     with _reading(source) as lines, _writing(output) as out:

@@ -5,6 +5,8 @@
 Training, validation and the command line decode through the same functions.
 """
 
+import atexit
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -421,6 +423,12 @@ def _halving(
             yield from _halving(sources, part, work)
         return
     yield from zip(places, found, strict=True)
+
+
+def settle() -> None:
+    """What is loaded stays: Python's collector need not walk through it, a tenth of a second every few batches."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def panel_of(model: Seq2Seq | Panel, directions: tuple[Direction, ...]) -> Panel:
